@@ -64,7 +64,7 @@ texts: setup ## every text of the window, for translators: LANGUAGE=ko writes or
 	@mkdir -p $(LANGUAGES)
 	@$(BIN)/python .ci/texts.py > .make/texts.py
 	@{ find app/rankdeck_app engine/rankdeck -name '*.py' | sort; echo .make/texts.py; } > .make/texts.txt
-	@$(BIN)/pyside6-lupdate @.make/texts.txt -tr-function-alias tr+=marked,tr+=phrase -locations none -ts $(LANGUAGES)/rankdeck_$(LANGUAGE).ts
+	@$(BIN)/pyside6-lupdate @.make/texts.txt -tr-function-alias tr+=tr_noop,tr+=phrase -locations none -ts $(LANGUAGES)/rankdeck_$(LANGUAGE).ts
 	@$(BIN)/pyside6-lrelease $(LANGUAGES)/rankdeck_$(LANGUAGE).ts
 
 bench: setup ## training beside hand-written loops, launches beside torchrun's, the check before the first step, watched scripts, syncs, the dashboard, clicks, 5,000 runs listed, GPUs, plans (half an hour)

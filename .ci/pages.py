@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from rankdeck.cli.app import COMMAND, HELP_NAMES
+from rankdeck.cli.app import COMMAND, HELP_OPTIONS
 from rankdeck.config.reference import CONTRACTS, ConfigKey, as_toml, config_keys, describe, example_of
 
 _SPECIAL = re.compile(r"[<*]|__")
@@ -75,7 +75,7 @@ def commands() -> str:
 
 
 def _parameters(command: typer.core.TyperCommand) -> Iterator[tuple[str, str]]:
-    context = typer.Context(command, help_option_names=HELP_NAMES)
+    context = typer.Context(command, help_option_names=HELP_OPTIONS)
     for parameter in command.get_params(context):
         if parameter.param_type_name == "argument":
             yield f"`{(parameter.metavar or parameter.name or '').upper()}`", _prose(parameter.help or "")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from rankdeck.config import catalog, presets, schema
-from rankdeck_app.widgets.form import label_of
+from rankdeck_app.widgets.form import option_label
 
 TABLES = (
     catalog.STRATEGIES,
@@ -31,8 +31,8 @@ def texts() -> Iterator[str]:
     for card in (card for table in TABLES for card in table.values()):
         yield from (getattr(card, name, "") for name in SAID)
     for field in (field for each in options() for field in catalog.option_fields(each)):
-        yield from (label_of(field.name), field.text)
-    for preset in presets.all():
+        yield from (option_label(field.name), field.text)
+    for preset in presets.list_presets():
         yield from (preset.title, preset.text, preset.about, preset.lesson)
 
 

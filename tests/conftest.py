@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.helpers.tree import PRODUCT
+from tests.helpers.checkout import PRODUCT
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
@@ -68,8 +68,8 @@ def _no_process_left(_own_home: None, request: pytest.FixtureRequest) -> Iterato
         wait_until(lambda: not processes.started_since(before, mark), deadline_s=_ENDING_S)
     except AssertionError:
         leftovers = processes.started_since(before, mark)
-        told = "\n".join(map(processes.named, leftovers))
-        processes.end(leftovers)
+        told = "\n".join(map(processes.process_text, leftovers))
+        processes.kill_processes(leftovers)
         pytest.fail(f"{request.node.nodeid} left processes behind:\n{told}", pytrace=False)
 
 

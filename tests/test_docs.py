@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from rankdeck.cli.app import COMMAND
-from rankdeck.cli.torchrun import ScriptCommand, split
-from tests.helpers.tree import CHECKOUT
-from tests.helpers.waiting import with_load
+from rankdeck.cli.torchrun import ScriptCommand, split_script_arguments
+from tests.helpers.checkout import CHECKOUT
+from tests.helpers.waiting import scale_timeout
 
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (CHECKOUT / "docs").glob("*.md"))]
 PYTHON_PAGE = "docs/python.md"
@@ -63,7 +63,7 @@ def test_every_command_of_a_page_runs(page: str, tmp_path: Path) -> None:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=with_load(_COMMAND_S),
+                timeout=scale_timeout(_COMMAND_S),
                 check=False,
             )
             assert done.returncode == 0, f"{page}: {line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
@@ -90,7 +90,7 @@ def unknown_options(words: list[str]) -> list[str]:
     command = COMMAND.commands[words[0]]
     known = {"--help", "-h"}.union(*(parameter.opts for parameter in command.params))
     if isinstance(command, ScriptCommand):
-        words = split(words[1:], command.values())[0]
+        words = split_script_arguments(words[1:], command.value_options())[0]
     given = [word.partition("=")[0] for word in words if word.startswith("-")]
     return [word for word in given if word not in known and word.replace("_", "-") not in known]
 

@@ -19,7 +19,7 @@ from tests.gpu import peaks, suite
 from tests.gpu.configurations import ON_ONE, OVER_RANKS
 from tests.gpu.device import Cpu
 from tests.gpu.part import Part
-from tests.helpers.tree import CHECKOUT, PRODUCT
+from tests.helpers.checkout import CHECKOUT, PRODUCT
 
 BARE = """
 from importlib.machinery import PathFinder

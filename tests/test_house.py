@@ -23,18 +23,18 @@ import networkx
 import pytest
 
 from tests.conftest import ENDING_S
+from tests.helpers.checkout import CHECKOUT, PRODUCT_AND_TESTS
 from tests.helpers.processes import MARK
 from tests.helpers.ranks import RankSet
-from tests.helpers.tree import CHECKOUT, PRODUCT_AND_TESTS
 
 PARSES_BY_ITSELF = (
     "base/parsing.py",
     "launch/guard.py",
-    "launch/callers.py",
+    "launch/control_server.py",
     "launch/peers.py",
-    "launch/relay.py",
+    "launch/event_relay.py",
     "launch/streams.py",
-    "launch/under_guard.py",
+    "launch/guard_launcher.py",
     "launch/forked_ranks.py",
     "observer/writer.py",
     "observer/stacks.py",

@@ -13,11 +13,11 @@ import pytest
 
 from rankdeck import events
 from rankdeck.checkpoint_files import list_checkpoints
-from rankdeck.run.fold import read_fold
-from rankdeck.run.row import read_info, row_of
-from rankdeck.run.summarising import summarise
-from rankdeck.rundir import list_runs
-from tests.helpers.tree import CHECKOUT
+from rankdeck.run.row import read_info, row_json
+from rankdeck.run.run_state import read_run_state
+from rankdeck.run.summary_builder import summarize
+from rankdeck.run_dir import list_runs
+from tests.helpers.checkout import CHECKOUT
 from tests.helpers.written_run import WrittenRun
 
 READS = ("read_text", "read_bytes")
@@ -28,11 +28,11 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/checkpoint_files.py": "writes, and reads through files.open_regular",
     "engine/rankdeck/__main__.py": "/dev/null",
     "engine/rankdeck/cli/app.py": "/dev/null",
-    "engine/rankdeck/cli/staying.py": "/dev/null",
+    "engine/rankdeck/cli/foreground.py": "/dev/null",
     "engine/rankdeck/cli/race.py": "pipes, and writes a log",
-    "engine/rankdeck/cli/until_end.py": "/proc",
-    "engine/rankdeck/remote/installing.py": "the files of the package itself",
-    "engine/rankdeck/remote/following.py": "writes the copy of a run of another host; reads through files",
+    "engine/rankdeck/cli/wait.py": "/proc",
+    "engine/rankdeck/remote/installer.py": "the files of the package itself",
+    "engine/rankdeck/remote/remote_run.py": "writes the copy of a run of another host; reads through files",
     "engine/rankdeck/config/consent.py": "appends to the person's own state",
     "engine/rankdeck/config/loading.py": "a person's configuration, bounded; RunDir.config looks first",
     "engine/rankdeck/config/presets.py": "presets",
@@ -41,13 +41,13 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/launch/control.py": "the run's folder, for its socket",
     "engine/rankdeck/launch/guard.py": "the standard library only: writes",
     "engine/rankdeck/launch/guard_start.py": "/dev/null",
-    "engine/rankdeck/launch/last_word.py": "the standard library only: writes",
+    "engine/rankdeck/launch/exit_record.py": "the standard library only: writes",
     "engine/rankdeck/launch/descendants.py": "/proc",
     "engine/rankdeck/launch/rank_start.py": "writes logs",
-    "engine/rankdeck/launch/head_guard.py": "the standard library only: writes",
-    "engine/rankdeck/launch/relay.py": "the standard library only: what its own ranks write",
+    "engine/rankdeck/launch/coordinator_guard.py": "the standard library only: writes",
+    "engine/rankdeck/launch/event_relay.py": "the standard library only: what its own ranks write",
     "engine/rankdeck/launch/forked_ranks.py": "pipes, and writes logs",
-    "engine/rankdeck/launch/callers.py": "a folder, for its socket",
+    "engine/rankdeck/launch/control_server.py": "a folder, for its socket",
     "engine/rankdeck/launch/store.py": "writes a log",
     "engine/rankdeck/launch/streams.py": "writes logs",
     "engine/rankdeck/launch/supervisor.py": "/proc",
@@ -55,27 +55,27 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/models/hugging_face.py": "a model's configuration",
     "engine/rankdeck/observer/heartbeats.py": "memory that it shares with the supervisor",
     "engine/rankdeck/observer/stacks.py": "writes a log",
-    "engine/rankdeck/observer/title.py": "/proc",
+    "engine/rankdeck/observer/process_title.py": "/proc",
     "engine/rankdeck/training/verify/budget.py": "/proc",
     "engine/rankdeck/observer/writer.py": "the end of what it appends to",
-    "engine/rankdeck/rundir/creating.py": "writes",
-    "engine/rankdeck/rundir/listing.py": "writes",
-    "engine/rankdeck/rundir/lines.py": "writes, and the end of what it appends to",
+    "engine/rankdeck/run_dir/creation.py": "writes",
+    "engine/rankdeck/run_dir/listing.py": "writes",
+    "engine/rankdeck/run_dir/event_files.py": "writes, and the end of what it appends to",
     "engine/rankdeck/cli/console.py": "what it has just written itself",
     "engine/rankdeck/run/export.py": "writes, and the weights by safetensors",
     "engine/rankdeck/base/heartbeat.py": "pipes",
-    "engine/rankdeck/training/agreement.py": "what the ranks of an attempt write to each other",
+    "engine/rankdeck/training/rank_consensus.py": "what the ranks of an attempt write to each other",
     "app/rankdeck_app/commands/keymap.py": "a setting",
     "app/rankdeck_app/controllers/session.py": "presets",
     "app/rankdeck_app/settings.py": "settings",
-    "app/rankdeck_app/shell/frame.py": "a setting",
+    "app/rankdeck_app/shell/window_state.py": "a setting",
     "app/rankdeck_app/state/draft.py": "the draft",
-    "app/rankdeck_app/state/kept_file.py": "a setting",
+    "app/rankdeck_app/state/state_file.py": "a setting",
     "app/rankdeck_app/state/script_folder.py": "a setting",
     "app/rankdeck_app/state/trust.py": "a setting",
     "app/rankdeck_app/state/workspace.py": "a setting",
     "app/rankdeck_app/theme/vscode.py": "a theme",
-    "app/rankdeck_app/widgets/card_files.py": "writes",
+    "app/rankdeck_app/widgets/card_export.py": "writes",
 }
 
 
@@ -135,8 +135,8 @@ def put_in_place(path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
 def test_what_is_no_regular_file_is_passed_over_and_told(tmp_path: Path, kind: str) -> None:
     run = WrittenRun(tmp_path / "runs")
-    run.begin()
-    run.steps(0, 1, [1.0])
+    run.start()
+    run.write_steps(0, 1, [1.0])
     run.writer("rank-1").write(events.RankStarted(rank=1, pid=1, devices=[0]))
     (run.dir.checkpoints_folder / "5").mkdir(parents=True)
     run.lose()
@@ -148,11 +148,11 @@ def test_what_is_no_regular_file_is_passed_over_and_told(tmp_path: Path, kind: s
         "checkpoints/5/COMMIT",
     ):
         put_in_place(run.path / name, kind)
-    assert read_fold(run.dir).counts.unreadable == 1
-    facts = summarise(run.dir).facts()
+    assert read_run_state(run.dir).counts.unreadable == 1
+    facts = summarize(run.dir).facts()
     assert (facts["outcome"], facts["steps"]) == ("lost", 1)
     assert "unreadable-events" in [problem["code"] for problem in facts["problems"]]
-    assert row_of(read_info(run.dir))["steps"] == 1 and list_checkpoints(run.dir.checkpoints_folder) == []
+    assert row_json(read_info(run.dir))["steps"] == 1 and list_checkpoints(run.dir.checkpoints_folder) == []
     put_in_place(run.path / "config.toml", kind)
     assert list_runs(tmp_path / "runs") == []
 

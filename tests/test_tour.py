@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.tree import CHECKOUT
+from tests.helpers.checkout import CHECKOUT
 
 MOST_FILES = {"a click on Launch": 26, "one training step": 11, "an event becomes a pixel": 16}
 

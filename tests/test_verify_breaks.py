@@ -18,29 +18,29 @@ from typing import get_args
 import pytest
 
 from rankdeck.training.verify.causes import Cause
-from tests.helpers.tree import CHECKOUT, PRODUCT_AND_TESTS
+from tests.helpers.checkout import CHECKOUT, PRODUCT_AND_TESTS
 from tests.mutants.breaks import ENGINE
-from tests.verify_breaks.right import cases
-from tests.verify_breaks.rows import breaks
-from tests.verify_breaks.table import judge, judge_right
+from tests.verify_breaks.right import correct_cases
+from tests.verify_breaks.rows import load_breaks
+from tests.verify_breaks.table import judge_break, judge_correct_case
 
 SEED = 20261128
 
 
 def test_every_break_still_stands_once_in_its_file_and_leaves_python() -> None:
-    for row in breaks():
+    for row in load_breaks():
         assert row.causes and set(row.causes) <= set(get_args(Cause)), row.name
         assert row.case.toml
-        if row.is_of_the_engine:
+        if row.is_in_engine:
             ast.parse(row.applied_to((CHECKOUT / ENGINE / row.file).read_text("utf-8")))
 
 
 def test_there_are_breaks_of_every_strategy_and_of_every_class_of_own_code() -> None:
-    counts = Counter(row.of for row in breaks() if row.harmless is None)
+    counts = Counter(row.of for row in load_breaks() if row.harmless is None)
     own = {f"user {number}" for number in range(1, 7)}
     strategies = {"ddp", "fsdp", "model", "pipeline", "dp", "tensor", "hybrid", "pipeline-async"}
     assert counts.total() >= 200 and all(counts[of] >= 4 for of in own | strategies)
-    assert len({case.name for case in cases()}) >= 300
+    assert len({case.name for case in correct_cases()}) >= 300
 
 
 def test_a_drawn_handful_is_found_and_the_same_cases_without_a_break_are_quiet(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_drawn_handful_is_found_and_the_same_cases_without_a_break_are_quiet(t
     ],
 )
 def test_what_comes_of_a_break_is_said_in_one_word(outcome: dict[str, object], kind: str) -> None:
-    row = next(row for row in breaks() if row.causes == ("gradient",) and row.harmless is None)
-    assert judge(row, outcome, 0.0).kind == kind
+    row = next(row for row in load_breaks() if row.causes == ("gradient",) and row.harmless is None)
+    assert judge_break(row, outcome, 0.0).kind == kind
     is_alarm = outcome.get("outcome") == "differs"
-    assert judge_right(row.case, outcome, 0.0).is_bad is is_alarm
+    assert judge_correct_case(row.case, outcome, 0.0).is_bad is is_alarm

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankdeck import __version__
-from rankdeck_app.shell.preflight import find_obstacle
+from rankdeck_app.shell.preflight import find_startup_problem
 
-EXIT_MACHINE = 3
+EXIT_UNSUPPORTED = 3
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="rankdeck-app",
         description="Train on several GPUs and see what every strategy costs on each of them.",
@@ -30,11 +30,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Open the app and stay until it is closed; the exit code. 3 when this machine cannot show it."""
-    args = parse(argv)
-    obstacle = find_obstacle()
+    args = parse_args(argv)
+    obstacle = find_startup_problem()
     if obstacle is not None:
         print(obstacle, file=sys.stderr)
-        return EXIT_MACHINE
+        return EXIT_UNSUPPORTED
     from rankdeck_app.application import run_app
 
     return run_app(args.runs, args.workspace, args.run)

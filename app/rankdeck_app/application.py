@@ -13,11 +13,11 @@ from PySide6.QtCore import QObject, QSocketNotifier, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication
 
-from rankdeck_app.language import forget, use_language
-from rankdeck_app.shell.frame import open_window
+from rankdeck_app.language import remove_translators, use_language
 from rankdeck_app.shell.services import make_services, open_settings
 from rankdeck_app.shell.window import APP_NAME, MainWindow
-from rankdeck_app.shell.zoom import scaled
+from rankdeck_app.shell.window_state import open_window
+from rankdeck_app.shell.zoom import apply_zoom
 from rankdeck_app.theme.theme import prefer_families
 
 
@@ -31,17 +31,17 @@ class SignalBridge(QObject):
     def __init__(self, window: MainWindow) -> None:
         super().__init__(window)
         self._window = window
-        self._inner, self._outer = socket.socketpair()
-        self._inner.setblocking(False)
-        self._outer.setblocking(False)
-        self._notifier = QSocketNotifier(self._inner.fileno(), QSocketNotifier.Type.Read, self)
+        self._read_socket, self._write_socket = socket.socketpair()
+        self._read_socket.setblocking(False)
+        self._write_socket.setblocking(False)
+        self._notifier = QSocketNotifier(self._read_socket.fileno(), QSocketNotifier.Type.Read, self)
         self._notifier.activated.connect(self._on_signal)
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, lambda _signum, _frame: None)
-        signal.set_wakeup_fd(self._outer.fileno())
+        signal.set_wakeup_fd(self._write_socket.fileno())
 
     def _on_signal(self) -> None:
-        self._inner.recv(64)
+        self._read_socket.recv(64)
         self._window.close()
         QApplication.quit()
 
@@ -49,8 +49,8 @@ class SignalBridge(QObject):
         """Signals wake nobody any more."""
         signal.set_wakeup_fd(-1)
         self._notifier.setEnabled(False)
-        self._inner.close()
-        self._outer.close()
+        self._read_socket.close()
+        self._write_socket.close()
 
 
 def make_app(argv: list[str] | None = None, *, zoom: float = 1.0) -> QApplication:
@@ -58,14 +58,14 @@ def make_app(argv: list[str] | None = None, *, zoom: float = 1.0) -> QApplicatio
     everything.
     """
     QGuiApplication.setDesktopFileName("rankdeck")
-    with scaled(zoom):
+    with apply_zoom(zoom):
         app = QApplication(argv or ["rankdeck-app"])
     app.setApplicationName("rankdeck")
     app.setApplicationDisplayName(APP_NAME)
     return app
 
 
-def compose_later(window: MainWindow) -> None:
+def compose_after_first_paint(window: MainWindow) -> None:
     """Plug the views in once the frame is on screen."""
 
     def on_first_paint() -> None:
@@ -86,14 +86,14 @@ def run_app(runs: Path | None, workspace: Path | None, open_path: Path | None) -
     spoken = use_language(settings.get("window.language", str))
     prefer_families(settings.get("window.font", str), settings.get("editor.font", str))
     window = open_window(make_services(runs, workspace, open_path, settings))
-    signals, garbage = SignalBridge(window), WindowGarbage(window)
-    compose_later(window)
+    signals, garbage = SignalBridge(window), GarbageCollector(window)
+    compose_after_first_paint(window)
     QTimer.singleShot(0, window, window.show)
     code = app.exec()
     signals.release()
     garbage.release()
-    forget(spoken)
-    if window.is_to_restart:
+    remove_translators(spoken)
+    if window.is_restart_requested:
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code
@@ -105,17 +105,17 @@ def run_app(runs: Path | None, workspace: Path | None, open_path: Path | None) -
 # objects there, and Qt then delivers their last signals with a pointer to what is gone: a segmentation
 # fault.
 
-INTERVAL_MS = 1000
+GC_INTERVAL_MS = 1000
 
 
-class WindowGarbage(QObject):
+class GarbageCollector(QObject):
     """Collects each second what Python's own thresholds ask for, until `release`."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         gc.disable()
-        self._timer = QTimer(self, interval=INTERVAL_MS)
-        self._timer.timeout.connect(collect_what_is_due)
+        self._timer = QTimer(self, interval=GC_INTERVAL_MS)
+        self._timer.timeout.connect(collect_due_generation)
         self._timer.start()
 
     def release(self) -> None:
@@ -124,7 +124,7 @@ class WindowGarbage(QObject):
         gc.enable()
 
 
-def collect_what_is_due() -> None:
+def collect_due_generation() -> None:
     """Collect the oldest generation whose count is above its threshold, as Python would."""
     for generation in (2, 1, 0):
         if gc.get_count()[generation] > gc.get_threshold()[generation]:

@@ -2,7 +2,7 @@
 
 Each part of the app is plugged in by a line or a small function here. Views are imported inside the
 factories, so that a view costs nothing until somebody looks at it; what they all need comes in a moment after
-the window is there (ahead.py), and never before the first paint.
+the window is there (preload.py), and never before the first paint.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
-from rankdeck_app.ahead import import_ahead
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.chart_commands import ChartCommands, Exports
 from rankdeck_app.controllers.comparisons import Comparisons
-from rankdeck_app.controllers.desktop_notices import DesktopNotices
-from rankdeck_app.controllers.device_watch import DeviceWatch, DoctorTab
+from rankdeck_app.controllers.desktop_notifications import DesktopNotifications
+from rankdeck_app.controllers.device_monitor import DeviceMonitor, DoctorTab
 from rankdeck_app.controllers.fixes import Fixes
-from rankdeck_app.controllers.launching import Launching
-from rankdeck_app.controllers.places import Places, Standstills
+from rankdeck_app.controllers.launcher import Launcher
+from rankdeck_app.controllers.problem_navigator import HangCommands, ProblemNavigator
 from rankdeck_app.controllers.race_tabs import RaceTabs
-from rankdeck_app.controllers.run_acts import COMPARE
+from rankdeck_app.controllers.run_actions import COMPARE_COMMAND
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_lists import RunLists
 from rankdeck_app.controllers.run_tabs import RunTabs
@@ -34,33 +33,34 @@ from rankdeck_app.controllers.session import Session
 from rankdeck_app.controllers.time_travel import TimeTravel
 from rankdeck_app.controllers.view_commands import AppCommands
 from rankdeck_app.language import tr
+from rankdeck_app.preload import preload_modules
 from rankdeck_app.shell.keys_page import KeysPage
 from rankdeck_app.shell.notifications_page import NotificationsPage
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.panel import PanelTab
-from rankdeck_app.shell.shell_commands import show_theme
+from rankdeck_app.shell.shell_commands import preview_theme
 from rankdeck_app.shell.side_bar import Activity
-from rankdeck_app.shell.toasts import Action
+from rankdeck_app.shell.toasts import ToastAction
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.views import config_page, settings_page, welcome
 
 if TYPE_CHECKING:
     from rankdeck.run.row import RunInfo
 
-_ALIVE = "runs alive"
-MAX_NAMED = 3
-_MOST_ON_BUTTON = 32
+_ALIVE_TOAST_KEY = "runs alive"
+MAX_NAMED_RUNS = 3
+_MAX_BUTTON_LENGTH = 32
 
 
-def alive_in_words(titles: list[str]) -> str:
+def alive_runs_text(titles: list[str]) -> str:
     """'2 runs are alive: GPT · DP · 4 and GPT · DDP · 4.'"""
-    n, more = len(titles), len(titles) - MAX_NAMED
+    n, more = len(titles), len(titles) - MAX_NAMED_RUNS
     if more > 0:
         return tr(
             "{n} runs are alive: {runs} and {more} more.",
             "{n} run is alive: {runs} and {more} more.",
             n,
-            runs=", ".join(titles[:MAX_NAMED]),
+            runs=", ".join(titles[:MAX_NAMED_RUNS]),
             more=more,
         )
     return tr(
@@ -72,9 +72,9 @@ def alive_in_words(titles: list[str]) -> str:
     )
 
 
-def shortened(title: str) -> str:
+def shorten_title(title: str) -> str:
     """What of a title there is room for on a button."""
-    return title if len(title) <= _MOST_ON_BUTTON else f"{title[: _MOST_ON_BUTTON - 1].rstrip()}…"
+    return title if len(title) <= _MAX_BUTTON_LENGTH else f"{title[: _MAX_BUTTON_LENGTH - 1].rstrip()}…"
 
 
 class App:
@@ -84,36 +84,43 @@ class App:
         self.window = window
         self.session = Session(window.services, window)
         self.tabs = RunTabs(window, self.session)
-        self.launching = Launching(window, self.session, self.tabs)
+        self.launcher = Launcher(window, self.session, self.tabs)
         self.alerts = RunAlerts(window, self.session, self.tabs)
-        self.notices = DesktopNotices(window, self.session.runs, self.tabs)
-        self.watch = DeviceWatch(window, self.session, self.tabs)
-        self.scripts = Scripts(window, self.session, self.launching)
-        self.races = RaceTabs(window, self.session, self.tabs, self.launching)
-        self.picker = InterpreterPicker(window, self.session)
+        self.desktop_notifications = DesktopNotifications(window, self.session.runs, self.tabs)
+        self.device_monitor = DeviceMonitor(window, self.session, self.tabs)
+        self.scripts = Scripts(window, self.session, self.launcher)
+        self.race_tabs = RaceTabs(window, self.session, self.tabs, self.launcher)
+        self.interpreter_picker = InterpreterPicker(window, self.session)
         self.exports = Exports(window, self.session, self.tabs.reveal)
-        self.comparisons = Comparisons(window, self.session, self.tabs, self.exports, self.launching)
-        self.actions = AppCommands(window, self.session, self.tabs, self.launching, self.scripts, self.watch)
-        self.doctor = DoctorTab(window, self.session, self.launching)
-        self.places = Places(window, self.session.problems, self.actions.show_config, self.tabs.open)
-        self.standstills = Standstills(window, self.session, self.tabs, self.places.open)
+        self.comparisons = Comparisons(window, self.session, self.tabs, self.exports, self.launcher)
+        self.actions = AppCommands(
+            window, self.session, self.tabs, self.launcher, self.scripts, self.device_monitor
+        )
+        self.doctor_tab = DoctorTab(window, self.session, self.launcher)
+        self.problem_navigator = ProblemNavigator(
+            window, self.session.problems, self.actions.show_config, self.tabs.open
+        )
+        self.hang_commands = HangCommands(
+            window, self.session, self.tabs, self.problem_navigator.open_location
+        )
         self.fixes = Fixes(
-            window, self.session, self.tabs, self.launching, self.comparisons, self.alerts, self.watch,
-            self.doctor, self.standstills, self.places.open, self.actions.show_config,
+            window, self.session, self.tabs, self.launcher, self.comparisons, self.alerts,
+            self.device_monitor, self.doctor_tab, self.hang_commands, self.problem_navigator.open_location,
+            self.actions.show_config,
         )  # fmt: skip
-        self.lists = RunLists(window, self.session, self.tabs, self.launching, self.scripts, self.actions)
-        self.charts = ChartCommands(window, self.exports)
-        self.times = TimeTravel(window, self.tabs)
-        self._greeted = False
+        self.run_lists = RunLists(window, self.session, self.tabs, self.launcher, self.scripts, self.actions)
+        self.chart_commands = ChartCommands(window, self.exports)
+        self.time_travel = TimeTravel(window, self.tabs)
+        self._has_announced_runs = False
 
     def start(self) -> None:
-        with self.window.commands.together():
-            self._register_all()
+        with self.window.commands.batch_changes():
+            self._register_commands()
         self.session.problems.changed.connect(self._show_problems)
         self.session.workspace.changed.connect(self._show_workspace)
-        self.session.runs.changed.connect(self._show_alive)
-        self.launching.blocked.connect(self._show_blocker)
-        self.window.closing.connect(self._close)
+        self.session.runs.changed.connect(self._show_alive_runs)
+        self.launcher.blocked.connect(self._show_blocker)
+        self.window.closing.connect(self._on_window_closing)
         self.window.files_dropped.connect(self.actions.open_dropped)
         self.session.workspace.failed.connect(self.window.toasts.warn)
         self._show_workspace()
@@ -121,30 +128,34 @@ class App:
         self.window.start()
         self._show_first_page()
         self.session.start()
-        self.session.disk.start()
-        import_ahead(self.window)
+        self.session.io_thread.start()
+        preload_modules(self.window)
 
-    def _register_all(self) -> None:
+    def _register_commands(self) -> None:
         self._register_pages()
         self._register_views()
         found = (
-            self.lists, self.places, self.races, self.comparisons, self.fixes, self.charts,
-            self.times, self.doctor, self.standstills,
+            self.run_lists, self.problem_navigator, self.race_tabs, self.comparisons, self.fixes,
+            self.chart_commands, self.time_travel, self.doctor_tab, self.hang_commands,
         )  # fmt: skip
-        rows = [row for source in (self.actions, self.scripts, self.picker, *found) for row in source.rows()]
+        rows = [
+            row
+            for source in (self.actions, self.scripts, self.interpreter_picker, *found)
+            for row in source.commands()
+        ]
         for provider in self.actions.providers():
-            self.window.palette_box.add_provider(provider)
-        self.window.commands.register(*rows, self._compare_row())
+            self.window.command_palette.add_provider(provider)
+        self.window.commands.register(*rows, self._compare_command())
 
-    def _compare_row(self) -> Command:
+    def _compare_command(self) -> Command:
         """Where a list of runs and comparisons meet."""
 
-        self.comparisons.selected_runs = self.lists.runs_in_use
+        self.comparisons.selected_runs = self.run_lists.current_selection
 
         def compare() -> None:
-            self.comparisons.open_compare([info.path for info in self.lists.selected_runs])
+            self.comparisons.open_comparison([info.path for info in self.run_lists.selected_runs])
 
-        return Command(COMPARE, phrase("Runs: Compare"), compare, when="runsComparable")
+        return Command(COMPARE_COMMAND, phrase("Runs: Compare"), compare, when="runsComparable")
 
     # Views
 
@@ -153,7 +164,7 @@ class App:
         register = window.editor.register_page_kind
         register("keys", lambda page_id: KeysPage(page_id, window), tr("Keyboard Shortcuts"))
         register("notifications", lambda page_id: NotificationsPage(page_id, window), tr("Notifications"))
-        register("welcome", lambda _id: self._welcome(), tr("Welcome"))
+        register("welcome", lambda _id: self._welcome_page(), tr("Welcome"))
         register("config", lambda _id: config_page.ConfigPage(window.theme, session.draft))
         register("settings", lambda _id: self._settings_page(), tr("Settings"))
         register("strategy", self._strategy_page)
@@ -165,7 +176,7 @@ class App:
         compare, strategies = phrase("Compare"), phrase("Strategies")
         problems, output = phrase("Problems"), phrase("Output")
         activity(Activity("launch", launch, "rocket", self._launch_view, 90, ("Ctrl+Shift+L",)))
-        activity(Activity("runs", runs, "history", self.lists.side_view, 80, ("Ctrl+Shift+R",)))
+        activity(Activity("runs", runs, "history", self.run_lists.make_side_view, 80, ("Ctrl+Shift+R",)))
         activity(Activity("compare", compare, "git-compare", self._compare_view, 70, ("Ctrl+Shift+C",)))
         activity(Activity("strategies", strategies, "circuit-board", self._strategies_view, 60))
         panel(PanelTab("problems", problems, self._problems_view, None, 90, ("Ctrl+Shift+M",)))
@@ -177,29 +188,29 @@ class App:
         window, session = self.window, self.session
         keys = partial(window.keymap.text_for, "run.launch")
         view = LaunchView(
-            window.theme, session.draft, session.script, session.scripts, session.choice, session.hosts,
-            session.presets, session.plan, keys,
+            window.theme, session.draft, session.script, session.scripts, session.device_choice,
+            session.hosts, session.presets, session.plan, keys,
         )  # fmt: skip
         view.footer.estimate.opened.connect(self.actions.show_plan)
-        view.footer.fix_taken.connect(session.draft.apply_fix)
-        view.footer.asked_where.connect(self._show_blocker)
+        view.footer.fix_requested.connect(session.draft.apply_fix)
+        view.footer.location_requested.connect(self._show_blocker)
         view.launch_requested.connect(self.actions.launch)
         view.preset_picked.connect(self.actions.use_preset)
-        view.strategy.list.explained.connect(self.actions.explain_strategy)
-        view.devices.opened.connect(self.watch.show_host)
-        view.script.browse_asked.connect(self.scripts.browse)
-        view.script.interpreter_asked.connect(self.picker.pick)
-        view.script.save_asked.connect(self.scripts.ask_entry_name)
-        view.script.entry_picked.connect(self.scripts.fill)
-        view.script.remove_asked.connect(self.scripts.remove_entry)
+        view.strategy.list.details_requested.connect(self.actions.explain_strategy)
+        view.devices.details_requested.connect(self.device_monitor.show_host)
+        view.script.browse_requested.connect(self.scripts.browse)
+        view.script.interpreter_requested.connect(self.interpreter_picker.pick)
+        view.script.save_requested.connect(self.scripts.ask_entry_name)
+        view.script.entry_picked.connect(self.scripts.load_entry)
+        view.script.remove_requested.connect(self.scripts.remove_entry)
 
         def show_state() -> None:
-            view.show_state(self.launching.blocker(), self.launching.num_pending, self.scripts.in_words())
+            view.show_state(self.launcher.blocker(), self.launcher.num_pending, self.scripts.launch_text())
 
-        self.launching.changed.connect(show_state)
+        self.launcher.changed.connect(show_state)
         session.scripts.changed.connect(show_state)
         window.keymap.changed.connect(show_state)
-        self.tabs.figures_changed.connect(lambda: view.devices.set_usages(*self.tabs.usages()))
+        self.tabs.metrics_changed.connect(lambda: view.devices.set_usages(*self.tabs.usages()))
         show_state()
         view.devices.set_usages(*self.tabs.usages())
         return view
@@ -210,12 +221,12 @@ class App:
         comparisons = self.comparisons
         acts: dict[str, Callable[..., object]] = {
             "add": comparisons.add,
-            "open": comparisons.open_compare,
+            "open": comparisons.open_comparison,
             "pick": comparisons.pick,
         }
         view = CompareView(self.window.theme, self.session.runs, comparisons.recent, acts)
-        comparisons.current_changed.connect(view.follow)
-        view.follow(comparisons.current)
+        comparisons.current_changed.connect(view.set_comparing)
+        view.set_comparing(comparisons.current)
         return view
 
     def _show_blocker(self, problem: Problem) -> None:
@@ -230,8 +241,8 @@ class App:
         from rankdeck_app.widgets.strategy_list import StrategyList
 
         view = StrategyList(self.window.theme, two_lines=True)
-        view.itemClicked.connect(lambda item: self.actions.explain_strategy(StrategyList.name_of(item)))
-        view.explained.connect(self.actions.explain_strategy)
+        view.itemClicked.connect(lambda item: self.actions.explain_strategy(StrategyList.get_name(item)))
+        view.details_requested.connect(self.actions.explain_strategy)
         return view
 
     def _problems_view(self) -> QWidget:
@@ -241,8 +252,8 @@ class App:
             self.window.theme,
             self.session.problems,
             self.fixes.actions_of,
-            self.places.open,
-            self.fixes.look_at,
+            self.problem_navigator.open_location,
+            self.fixes.preview_fix,
         )
         self.fixes.changed.connect(view.refresh)
         return view
@@ -251,11 +262,11 @@ class App:
         from rankdeck_app.views.output import OutputView
 
         view = OutputView(self.window.theme)
-        self.tabs.current_changed.connect(view.follow)
+        self.tabs.current_changed.connect(view.set_run)
         self.window.closing.connect(view.close_tail)
-        view.follow(self.tabs.current)
-        self.times.moved.connect(view.set_until)
-        view.set_until(self.times.moment)
+        view.set_run(self.tabs.current)
+        self.time_travel.moved.connect(view.set_until)
+        view.set_until(self.time_travel.viewed_time)
         return view
 
     def _output_tools(self, view: QWidget) -> QWidget:
@@ -266,10 +277,10 @@ class App:
 
     def _settings_page(self) -> Page:
         window = self.window
-        previews = {"theme.name": partial(show_theme, window)}
+        previews = {"theme.name": partial(preview_theme, window)}
         return settings_page.SettingsPage(window.theme, window.settings, self.session.trust, previews)
 
-    def _welcome(self) -> Page:
+    def _welcome_page(self) -> Page:
         window, session = self.window, self.session
 
         def hint(command_id: str) -> tuple[str, str]:
@@ -278,18 +289,18 @@ class App:
             return label, window.keymap.text_for(command_id)
 
         page = welcome.WelcomePage(window.theme, session.runs, session.gpus, session.presets, hint)
-        page.launch_suggested.connect(self.launching.launch_suggestion)
+        page.launch_suggested.connect(self.launcher.launch_suggestion)
         page.preset_picked.connect(self.actions.use_preset)
         page.run_opened.connect(self.tabs.open)
-        page.script_asked.connect(self.scripts.pick)
+        page.script_requested.connect(self.scripts.pick)
         return page
 
     def _strategy_page(self, page_id: str) -> Page:
         from rankdeck_app.views.strategy.page import StrategyPage
 
-        page = StrategyPage(page_id, self.window.theme, self.session.step_of)
+        page = StrategyPage(page_id, self.window.theme, self.session.step_movement)
         page.chosen.connect(self.actions.choose_strategy)
-        page.trust_asked.connect(lambda: self.launching.ask_trust_of_draft(page.step.ask))
+        page.trust_requested.connect(lambda: self.launcher.ask_trust_for_draft(page.step_movement.plan_now))
         return page
 
     def _plan_page(self) -> Page:
@@ -300,14 +311,14 @@ class App:
             self.window.theme,
             session.draft,
             session.plan,
-            session.elsewhere,
-            session.raced,
+            session.target_plan,
+            session.draft_race,
             self.window.settings,
         )
-        page.trust_asked.connect(lambda: self.launching.ask_trust_of_draft(page.ask_again))
-        page.race_asked.connect(self.races.race_draft)
+        page.trust_requested.connect(lambda: self.launcher.ask_trust_for_draft(page.plan_again))
+        page.race_requested.connect(self.race_tabs.race_draft)
         page.race_opened.connect(self.tabs.open)
-        page.winner_used.connect(self.races.use)
+        page.winner_used.connect(self.race_tabs.use_winner)
         return page
 
     # What the frame shows
@@ -316,37 +327,37 @@ class App:
         problems = self.session.problems
         errors, warnings = problems.num_errors, problems.num_warnings
         self.window.panel.set_badge("problems", errors + warnings, "error" if errors else "normal")
-        item, show = self.window.status.item, "view.panel.problems"
+        item, show = self.window.status_bar.item, "view.panel.problems"
         told = tr("{n} errors", "{n} error", errors)
         item("errors", "left", 80).show_text(str(errors), "error", tooltip=told, command=show)
         told = tr("{n} warnings", "{n} warning", warnings)
         item("warnings", "left", 79).show_text(str(warnings), "warning", tooltip=told, command=show)
 
     def _show_workspace(self) -> None:
-        self.window.title_bar.set_center_text(self.session.workspace.name)
+        self.window.title_bar.set_command_center_text(self.session.workspace.name)
 
-    def _show_alive(self) -> None:
+    def _show_alive_runs(self) -> None:
         """A number on the Runs symbol; at the first look, runs that are alive are named, each with its
         button.
         """
-        alive = self.session.runs.alive
-        self.window.activity_bar.button("runs").set_badge(len(alive))
+        alive = self.session.runs.alive_runs
+        self.window.activity_bar.get_button("runs").set_badge(len(alive))
         active = self.tabs.active()
-        waiting = [info for info in alive if active is None or active.run.path != info.path]
-        if self._greeted:
+        waiting = [info for info in alive if active is None or active.run_dir.path != info.path]
+        if self._has_announced_runs:
             if not waiting:
-                self.window.toasts.withdraw(_ALIVE)
+                self.window.toasts.dismiss(_ALIVE_TOAST_KEY)
             return
-        self._greeted = True
+        self._has_announced_runs = True
         if waiting:
-            words, actions = alive_in_words([info.title for info in alive]), self._open_buttons(alive)
-            self.window.toasts.show(words, actions=actions, key=_ALIVE)
+            words, actions = alive_runs_text([info.title for info in alive]), self._open_buttons(alive)
+            self.window.toasts.show(words, actions=actions, key=_ALIVE_TOAST_KEY)
 
-    def _open_buttons(self, infos: list[RunInfo]) -> list[Action]:
-        if len(infos) > MAX_NAMED:
+    def _open_buttons(self, infos: list[RunInfo]) -> list[ToastAction]:
+        if len(infos) > MAX_NAMED_RUNS:
             return [(tr("Show Runs"), partial(self.window.show_activity, "runs"))]
         return [
-            (tr("Open {run}", run=shortened(info.title)), partial(self.tabs.open, info.path))
+            (tr("Open {run}", run=shorten_title(info.title)), partial(self.tabs.open, info.path))
             for info in infos
         ]
 
@@ -357,15 +368,15 @@ class App:
         elif not self.window.editor.pages():
             self.window.editor.open(welcome.PAGE_ID)
 
-    def _close(self) -> None:
+    def _on_window_closing(self) -> None:
         # A launch that was asked for reaches its guard first, which may take the disk and the engine seconds.
         self.window.hide()
-        self.session.disk.settle()
-        self.lists.close()
+        self.session.io_thread.wait_for_done()
+        self.run_lists.close()
         self.comparisons.close()
         self.tabs.close()
         self.session.close()
-        self.session.disk.close()
+        self.session.io_thread.close()
 
 
 def compose(window: MainWindow) -> App:

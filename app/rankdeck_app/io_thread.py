@@ -22,15 +22,15 @@ from rankdeck.base.errors import RankdeckError
 
 T = TypeVar("T")
 
-CLOSING_WAIT_S = 30.0
-_LEAVING_WAIT_S = 0.5
+CLOSE_TIMEOUT_S = 30.0
+_ABANDON_TIMEOUT_S = 0.5
 
 
 @dataclass(eq=False)
 class _Job:
-    work: Callable[[], Any]
-    then: Callable[[Any], object] | None
-    failed: Callable[[Any], object] | None
+    function: Callable[[], Any]
+    on_result: Callable[[Any], object] | None
+    on_error: Callable[[Any], object] | None
     key: Hashable | None
 
 
@@ -44,59 +44,59 @@ class IoThread(QObject):
     def __init__(self, parent: QObject | None = None, *, name: str = "disk", started: bool = False) -> None:
         super().__init__(parent)
         self._name, self._is_started = name, started
-        self._waiting: deque[_Job] = deque()
+        self._pending: deque[_Job] = deque()
         self._current: _Job | None = None
         self._results: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()
-        self._is_working = self._is_left = False
+        self._is_working = self._is_abandoned = False
         self._thread: threading.Thread | None = None
         self._done.connect(self._deliver, Qt.ConnectionType.QueuedConnection)
         if parent is not None:
             # As a slot of this object it might be gone by then: a child goes in any order.
-            parent.destroyed.connect(lambda _parent: self.leave())
+            parent.destroyed.connect(lambda _parent: self.abandon())
 
     @property
     def is_busy(self) -> bool:
         """Whether something is asked for that was not told yet."""
         with self._lock:
-            return bool(self._waiting or self._current or self._results)
+            return bool(self._pending or self._current or self._results)
 
-    def do(
+    def submit(
         self,
         work: Callable[[], T],
         then: Callable[[T], object] | None = None,
-        failed: Callable[[Any], object] | None = None,
+        on_error: Callable[[Any], object] | None = None,
         *,
         key: Hashable | None = None,
     ) -> None:
-        """Do `work` there, and then, here, `then` with what it returned, or `failed` with the OSError or the
-        RankdeckError that it raised. A job with the same `key` that still waits is not done.
+        """Do `work` there, and then, here, `then` with what it returned, or `on_error` with the OSError or
+        the RankdeckError that it raised. A job with the same `key` that still waits is not done.
         """
-        job = _Job(work, then, failed, key)
+        job = _Job(work, then, on_error, key)
         if not self._is_started:
-            _outcome(job)()
+            _run_job(job)()
             return
         with self._lock:
             if key is not None:
-                self._waiting = deque(one for one in self._waiting if one.key != key)
-            self._waiting.append(job)
+                self._pending = deque(one for one in self._pending if one.key != key)
+            self._pending.append(job)
             if not self._is_working:
                 self._is_working = True
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
 
     def start(self) -> None:
         self._is_started = True
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Nothing of what was asked for counts any more: what waits is not done, what is done is not told."""
         with self._lock:
-            self._waiting.clear()
+            self._pending.clear()
             self._results.clear()
             if self._current is not None:
-                self._current.then = self._current.failed = None
+                self._current.on_result = self._current.on_error = None
 
-    def settle(self, timeout_s: float = CLOSING_WAIT_S) -> bool:
+    def wait_for_done(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Wait until all that was asked for is done and told, and what that asked for; whether it was."""
         until = time.monotonic() + timeout_s
         while True:
@@ -111,30 +111,30 @@ class IoThread(QObject):
 
     def close(self) -> None:
         """Once all is done; a disk that holds it up for longer than that is left behind."""
-        self.settle()
+        self.wait_for_done()
         self._is_started = False
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """What was asked for counts no more; the thread ends, unless a disk holds it up."""
-        self.drop()
+        self.discard()
         if (thread := self._thread) is not None:
-            thread.join(timeout=_LEAVING_WAIT_S)
+            thread.join(timeout=_ABANDON_TIMEOUT_S)
         with self._lock:
-            self._is_left = True
+            self._is_abandoned = True
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._lock:
-                if not self._waiting:
+                if not self._pending:
                     self._is_working = False
                     return
-                job = self._current = self._waiting.popleft()
-            outcome = _outcome(job)
+                job = self._current = self._pending.popleft()
+            outcome = _run_job(job)
             with self._lock:
                 self._current = None
                 self._results.append(outcome)
                 del job, outcome  # or whoever asked would live until the next job
-                if self._is_left:
+                if self._is_abandoned:
                     return  # a disk held this up, and there is no object to emit through
                 self._done.emit()
 
@@ -143,13 +143,13 @@ class IoThread(QObject):
             self._results.popleft()()
 
 
-def _outcome(job: _Job) -> Callable[[], object]:
+def _run_job(job: _Job) -> Callable[[], object]:
     """Does the job; what is to be done about it here. Any other error is a fault of ours, raised here."""
     try:
-        result = job.work()
+        result = job.function()
     except (OSError, RankdeckError) as error:
         refused = error
-        return lambda: job.failed(refused) if job.failed is not None else None
+        return lambda: job.on_error(refused) if job.on_error is not None else None
     except Exception as error:
         fault = error
 
@@ -157,4 +157,4 @@ def _outcome(job: _Job) -> Callable[[], object]:
             raise fault
 
         return complain
-    return lambda: job.then(result) if job.then is not None else None
+    return lambda: job.on_result(result) if job.on_result is not None else None

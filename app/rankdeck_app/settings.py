@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck.base.files import read_bytes, read_toml, write_whole
-from rankdeck.base.phrases import Phrase, marked, phrase
+from rankdeck.base.files import read_bytes, read_toml, write_atomic
+from rankdeck.base.phrases import Phrase, phrase, tr_noop
 from rankdeck_app.io_thread import IoThread
-from rankdeck_app.language import ENDING, SYSTEM, known_languages, spoken, tr
+from rankdeck_app.language import QM_SUFFIX, SYSTEM, language_names, tr, translate
 
 Value = bool | int | float | str
 V = TypeVar("V", bool, int, float, str)
@@ -30,42 +30,43 @@ PLAN_TIMEOUT_S = 180.0
 class Setting:
     """One setting.
 
-    The type is the default's; `choices` and `minimum`..`maximum` narrow it, and `files` are endings of paths
-    that do beside the choices; `text` is a sentence. `at_start`: it is read once, when the app starts.
+    The type is the default's; `choices` and `minimum`..`maximum` narrow it, and `suffixes` are endings of
+    paths that do beside the choices; `text` is a sentence. `needs_restart`: it is read once, when the app
+    starts.
     """
 
     key: str
     default: Value
     text: str
     choices: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
-    at_start: bool = False
+    needs_restart: bool = False
 
     @property
     def kind(self) -> type[Value]:
         return type(self.default)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The sentence, with what is allowed and when it holds."""
         low, high = self.minimum, self.maximum
         has_bounds = low is not None and high is not None
         bounds = tr("{low:g} to {high:g}.", low=low, high=high) if has_bounds else ""
-        later = tr("Holds from the next start.") if self.at_start else ""
+        later = tr("Holds from the next start.") if self.needs_restart else ""
         return " ".join(filter(None, (tr(self.text), bounds, later)))
 
     def problem_with(self, value: object) -> Phrase | None:
         """Why the value is not allowed here, or None. The file is read before the language is known."""
         if type(value) is not self.kind and not (self.kind is float and type(value) is int):
-            return phrase(_WRONG_KIND[self.kind], key=self.key, value=repr(value))
+            return phrase(_TYPE_MESSAGES[self.kind], key=self.key, value=repr(value))
         if (
             self.choices
             and value not in self.choices
-            and not (self.files and str(value).endswith(self.files))
+            and not (self.suffixes and str(value).endswith(self.suffixes))
         ):
-            return self._no_choice(repr(value))
+            return self._choices_message(repr(value))
         if isinstance(value, int | float) and not isinstance(value, bool):
             low = self.minimum is not None and not value >= self.minimum  # as nan is
             high = self.maximum is not None and not value <= self.maximum
@@ -79,13 +80,13 @@ class Setting:
                 )
         return None
 
-    def _no_choice(self, value: str) -> Phrase:
-        if self.files:
+    def _choices_message(self, value: str) -> Phrase:
+        if self.suffixes:
             return phrase(
                 "{key} must be {choices} or the path of a {ending} file, not {value}.",
                 key=self.key,
                 choices=", ".join(self.choices),
-                ending=self.files[0],
+                ending=self.suffixes[0],
                 value=value,
             )
         return phrase(
@@ -97,113 +98,115 @@ class Setting:
         )
 
 
-_WRONG_KIND: dict[type, str] = {
-    bool: marked("{key} must be true or false, not {value}."),
-    int: marked("{key} must be a whole number, not {value}."),
-    float: marked("{key} must be a number, not {value}."),
-    str: marked("{key} must be text, not {value}."),
+_TYPE_MESSAGES: dict[type, str] = {
+    bool: tr_noop("{key} must be true or false, not {value}."),
+    int: tr_noop("{key} must be a whole number, not {value}."),
+    float: tr_noop("{key} must be a number, not {value}."),
+    str: tr_noop("{key} must be text, not {value}."),
 }
 
-OPTIONS: tuple[Setting, ...] = (
+SETTINGS: tuple[Setting, ...] = (
     Setting(
         "theme.name",
         "Dark Modern",
-        marked(
+        tr_noop(
             "Colour theme. System: as the desktop is, dark or light, with high contrast where it asks for it."
             " The path of a VS Code colour theme (JSON) does too."
         ),
         choices=("Dark Modern", "Light Modern", "Dark High Contrast", "Light High Contrast", "System"),
-        files=(".json", ".jsonc"),
+        suffixes=(".json", ".jsonc"),
     ),
     Setting(
         "window.zoom",
         1.0,
-        marked("Size of everything in the window: 1.25 is 125 %. Ctrl+= and Ctrl+- change it."),
+        tr_noop("Size of everything in the window: 1.25 is 125 %. Ctrl+= and Ctrl+- change it."),
         minimum=0.5,
         maximum=3,
     ),
     Setting(
         "window.density",
         "comfortable",
-        marked("How much room there is around fields, buttons and menus."),
-        choices=(marked("comfortable"), marked("compact")),
+        tr_noop("How much room there is around fields, buttons and menus."),
+        choices=(tr_noop("comfortable"), tr_noop("compact")),
     ),
     Setting(
         "window.reduced_motion",
         False,
-        marked("Nothing slides, fades or blinks, and live views are drawn twice a second."),
+        tr_noop("Nothing slides, fades or blinks, and live views are drawn twice a second."),
     ),
     Setting(
         "window.language",
         SYSTEM,
-        marked(
+        tr_noop(
             "Language of the window. System: as the desktop has it. Pseudo is made up, to find texts that"
             " cannot be translated. The path of a translation (.qm) does too."
         ),
-        choices=known_languages(),
-        files=(ENDING,),
-        at_start=True,
+        choices=language_names(),
+        suffixes=(QM_SUFFIX,),
+        needs_restart=True,
     ),
     Setting(
         "window.font",
         "",
-        marked("Typeface of the window, such as Inter. Empty: the system's."),
-        at_start=True,
+        tr_noop("Typeface of the window, such as Inter. Empty: the system's."),
+        needs_restart=True,
     ),
     Setting(
         "editor.font",
         "",
-        marked("Typeface of code, output and numbers, such as JetBrains Mono. Empty: the system's."),
-        at_start=True,
+        tr_noop("Typeface of code, output and numbers, such as JetBrains Mono. Empty: the system's."),
+        needs_restart=True,
     ),
     Setting(
-        "runs.dir", "", marked("Folder in which new runs are kept. Empty: the folder runs in the workspace.")
+        "runs.dir", "", tr_noop("Folder in which new runs are kept. Empty: the folder runs in the workspace.")
     ),
     Setting(
         "engine.python",
         "",
-        marked(
+        tr_noop(
             "Python that runs the engine, with rankdeck installed in it. Empty: the one that runs the app."
         ),
     ),
     Setting(
         "editor.command",
         "",
-        marked(
+        tr_noop(
             'Program that opens a file at a line, such as "code -g {file}:{line}". Empty: the app shows it.'
         ),
     ),
     Setting(
         "plan.automatic",
         True,
-        marked("Predict the memory of the run being configured as it changes, in a process of low priority."),
+        tr_noop(
+            "Predict the memory of the run being configured as it changes, in a process of low priority."
+        ),
     ),
     Setting(
         "plan.timeout_s",
         PLAN_TIMEOUT_S,
-        marked("How many seconds the planner may take for one strategy."),
+        tr_noop("How many seconds the planner may take for one strategy."),
         minimum=1,
         maximum=86_400,
     ),
     Setting(
-        "plan.fit_bars", False, marked("Draw the plan's bars against the largest of them, not the capacity.")
+        "plan.fit_bars", False, tr_noop("Draw the plan's bars against the largest of them, not the capacity.")
     ),
-    Setting("window.restore_tabs", True, marked("Open the tabs of the last session at start.")),
-    Setting("window.frame_rate", 30, marked("Frames per second of live views."), minimum=5, maximum=60),
+    Setting("window.restore_tabs", True, tr_noop("Open the tabs of the last session at start.")),
+    Setting("window.frame_rate", 30, tr_noop("Frames per second of live views."), minimum=5, maximum=60),
     Setting(
         "window.show_frame_time",
         True,
-        marked("Show frame rate and frame time in the status bar while live views run."),
+        tr_noop("Show frame rate and frame time in the status bar while live views run."),
     ),
     Setting(
         "notifications.desktop",
         True,
-        marked("Tell the desktop when a run ends while the window is not the active one."),
+        tr_noop("Tell the desktop when a run ends while the window is not the active one."),
     ),
     Setting(
         "notifications.seconds",
         8.0,
-        marked("How long a notification without buttons stays; longer under the pointer."),
+        tr_noop("How long a notification without buttons stays; longer under the pointer."),
         minimum=2,
         maximum=120,
     ),
@@ -220,11 +223,11 @@ class Settings(QObject):
     changed = Signal(str)
     failed = Signal(str)
 
-    def __init__(self, path: Path, options: tuple[Setting, ...] = OPTIONS) -> None:
+    def __init__(self, path: Path, options: tuple[Setting, ...] = SETTINGS) -> None:
         super().__init__()
         self.path = path
-        self.disk = IoThread(self)
-        self.options: dict[str, Setting] = {option.key: option for option in options}
+        self.io_thread = IoThread(self)
+        self.definitions: dict[str, Setting] = {option.key: option for option in options}
         self.problems: list[str] = []
         self._values: dict[str, Value] = {}
         self._load()
@@ -242,7 +245,7 @@ class Settings(QObject):
             )
             return
         for key, value in _flatten(table):
-            option = self.options.get(key)
+            option = self.definitions.get(key)
             if option is None:
                 continue  # a newer or older version's option: kept in the file, not ours to judge
             problem = option.problem_with(value)
@@ -251,7 +254,7 @@ class Settings(QObject):
                     phrase(
                         "{path}, line {line}: {problem} The default {default} is used.",
                         path=self.path,
-                        line=self._line_of(key),
+                        line=self._find_line(key),
                         problem=problem,
                         default=repr(option.default),
                     )
@@ -259,12 +262,12 @@ class Settings(QObject):
             else:
                 self._values[key] = option.kind(value)
 
-    def _line_of(self, key: str) -> int | None:
+    def _find_line(self, key: str) -> int | None:
         """The line of a key in the file."""
-        from rankdeck.base.parsing import key_lines, line_of  # only where something is wrong
+        from rankdeck.base.parsing import find_line, key_lines  # only where something is wrong
 
         text = read_bytes(self.path).decode("utf-8-sig")
-        return line_of(key_lines(text), tuple(key.split(".")))
+        return find_line(key_lines(text), tuple(key.split(".")))
 
     def get(self, key: str, kind: type[V]) -> V:
         """The value, or its default. `kind` is the type of the setting's row."""
@@ -273,7 +276,7 @@ class Settings(QObject):
         return value
 
     def value(self, key: str) -> Value:
-        return self._values.get(key, self.options[key].default)
+        return self._values.get(key, self.definitions[key].default)
 
     def set(self, key: str, value: Value) -> None:
         """Change a value, write the file, tell who listens.
@@ -281,18 +284,18 @@ class Settings(QObject):
         Raises:
             ValueError: the value is not allowed; the message says what is.
         """
-        option = self.options[key]
+        option = self.definitions[key]
         problem = option.problem_with(value)
         if problem:
-            raise ValueError(spoken(problem))
+            raise ValueError(translate(problem))
         value = option.kind(value)
         if value == self.value(key):
             return
         self._values[key] = value
-        self.disk.do(partial(self._write, key, value), failed=self.tell)
+        self.io_thread.submit(partial(self._write, key, value), on_error=self.report_write_error)
         self.changed.emit(key)
 
-    def tell(self, error: OSError) -> None:
+    def report_write_error(self, error: OSError) -> None:
         """That something of the settings could not be written."""
         text = tr(
             "{path} cannot be written: {error}. The change holds until the app ends.",
@@ -319,11 +322,11 @@ class Settings(QObject):
                 table.pop(name, None)
                 table[name] = tomlkit.table()
             table = table[name]
-        if value == self.options[key].default:
+        if value == self.definitions[key].default:
             table.pop(leaf, None)
         else:
             table[leaf] = value
-        write_whole(self.path, tomlkit.dumps(document))
+        write_atomic(self.path, tomlkit.dumps(document))
 
 
 def _flatten(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -1,6 +1,6 @@
 """Trains under every parallel strategy, plans a run's memory and tells what every device does during it.
 
-Users import `rankdeck.config`, `rankdeck.events`, `rankdeck.rundir` and `rankdeck.models`, and the names
+Users import `rankdeck.config`, `rankdeck.events`, `rankdeck.run_dir` and `rankdeck.models`, and the names
 below. Nothing is imported before it is asked for, so that none of them pays for another (torch above all).
 __init__.pyi tells types what these names are.
 """
@@ -9,11 +9,11 @@ __version__ = "0.2.0"
 
 _PUBLIC = {
     "log": "rankdeck.observer.log",
-    "train": "rankdeck.api.starting",
-    "open_run": "rankdeck.api.starting",
-    "race": "rankdeck.api.racing",
+    "train": "rankdeck.api.runs",
+    "open_run": "rankdeck.api.runs",
+    "race": "rankdeck.api.races",
     "Run": "rankdeck.api.run_object",
-    "Raced": "rankdeck.api.racing",
+    "Raced": "rankdeck.api.races",
 }
 """Names for people's own code, and where they are made. `rankdeck.run` is the room of that name, which can be
 called."""

@@ -21,19 +21,19 @@ import msgspec
 
 from rankdeck.base import files
 from rankdeck.base.errors import RankdeckError
-from rankdeck.base.parsing import document_of, json_of, refuse_deep
+from rankdeck.base.parsing import check_depth, decode_document, parse_json
 from rankdeck.base.phrases import Phrase, phrase
 
 COMMIT = "COMMIT"
 PROGRESS = "progress.json"
 _CHUNK_BYTES = 1 << 20
-_OF_A_CHECKPOINT = re.compile(r"progress\.json|.+\.safetensors(\.index\.json)?|\..+\.new")
+_CHECKPOINT_FILE = re.compile(r"progress\.json|.+\.safetensors(\.index\.json)?|\..+\.new")
 _STEP = re.compile(r"[0-9]{1,15}")
-_MOST_RANKS = 1 << 16
-_LARGEST_PROGRESS_BYTES = 32 << 20
+_MAX_RANKS = 1 << 16
+_MAX_PROGRESS_BYTES = 32 << 20
 
 
-CANNOT_BE_SAVED = "state-cannot-be-saved"
+UNSAVABLE_STATE = "state-cannot-be-saved"
 """The code of what would fail again at each save, whatever the disk."""
 
 
@@ -52,14 +52,14 @@ class Progress(msgspec.Struct):
 
     step: int
     layout: str
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=_MOST_RANKS)]
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=_MAX_RANKS)]
     values: dict[str, Any] = msgspec.field(default_factory=dict)
     own: list[dict[str, Any]] = msgspec.field(default_factory=list)
     lost: list[str] = msgspec.field(default_factory=list)
     has_values_beside: bool = False
 
     def __post_init__(self) -> None:
-        refuse_deep(self.values, self.own)
+        check_depth(self.values, self.own)
 
 
 _progress = msgspec.json.Decoder(Progress)
@@ -76,9 +76,9 @@ class Checkpoint:
         return int(self.path.name)
 
     def progress(self) -> Progress:
-        return document_of(_progress.decode, files.read_bytes(self.path / PROGRESS, _LARGEST_PROGRESS_BYTES))
+        return decode_document(_progress.decode, files.read_bytes(self.path / PROGRESS, _MAX_PROGRESS_BYTES))
 
-    def damage(self) -> Phrase | None:
+    def find_damage(self) -> Phrase | None:
         """What is wrong with it, or None: every file is read and compared with its checksum."""
         try:
             commit = _read_commit(self.path)
@@ -93,7 +93,7 @@ class Checkpoint:
                     return phrase(
                         "{file} has {size} bytes instead of {whole}", file=name, size=size, whole=num_bytes
                     )
-                if checksum(file) != expected:
+                if file_checksum(file) != expected:
                     return phrase("{file} does not match its checksum", file=name)
             except OSError as error:
                 return phrase("{file} cannot be read: {why}", file=name, why=error.strerror)
@@ -115,13 +115,13 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     return sorted(map(Checkpoint, named), key=lambda checkpoint: checkpoint.step, reverse=True)
 
 
-def unfinished(folder: Path) -> list[Path]:
+def list_unfinished(folder: Path) -> list[Path]:
     """Checkpoints without a COMMIT: half written, or half removed."""
     named = [path for path in files.entries(folder) if _STEP.fullmatch(path.name)]
     return [path for path in named if not files.is_regular(path / COMMIT)]
 
 
-def remove(path: Path) -> None:
+def remove_checkpoint(path: Path) -> None:
     """Take away a checkpoint, or what there is of one. What is no file of one stays, and its folder with it.
 
     COMMIT goes first: half a checkpoint must not look like one. What cannot be removed stays.
@@ -131,16 +131,16 @@ def remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         (path / COMMIT).unlink(missing_ok=True)
         for file in path.iterdir():
-            if _OF_A_CHECKPOINT.fullmatch(file.name):
+            if _CHECKPOINT_FILE.fullmatch(file.name):
                 file.unlink()
         path.rmdir()
 
 
-def newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+def newest_intact(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole, and what was wrong with newer ones."""
     complaints: list[str] = []
     for checkpoint in list_checkpoints(folder):
-        damage = checkpoint.damage()
+        damage = checkpoint.find_damage()
         if damage is None:
             return checkpoint, complaints
         complaints.append(
@@ -149,7 +149,7 @@ def newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, complaints
 
 
-def listed_files(path: Path) -> dict[str, tuple[int, str]]:
+def committed_files(path: Path) -> dict[str, tuple[int, str]]:
     """Name -> (bytes, checksum) of the files that belong to it; empty where its COMMIT is damaged."""
     try:
         return _read_commit(path)
@@ -157,10 +157,10 @@ def listed_files(path: Path) -> dict[str, tuple[int, str]]:
         return {}
 
 
-def check_names(listed: Iterable[str]) -> None:
+def check_file_names(listed: Iterable[str]) -> None:
     """Raises: ValueError: one is no file of a checkpoint. Whoever wrote a COMMIT, here or on another host,
     names nothing that lies elsewhere."""
-    if not all("/" not in name and _OF_A_CHECKPOINT.fullmatch(name) for name in listed):
+    if not all("/" not in name and _CHECKPOINT_FILE.fullmatch(name) for name in listed):
         raise ValueError("a file of no checkpoint")
 
 
@@ -170,11 +170,11 @@ def _read_commit(path: Path) -> dict[str, tuple[int, str]]:
     Raises: ValueError when COMMIT itself is damaged.
     """
     try:
-        commit = json_of(files.read_bytes(path / COMMIT))
+        commit = parse_json(files.read_bytes(path / COMMIT))
         listed = {name: (int(entry[0]), str(entry[1])) for name, entry in commit["files"].items()}
-        if commit["checksum"] != digest(json.dumps(listed, sort_keys=True).encode()):
+        if commit["checksum"] != data_checksum(json.dumps(listed, sort_keys=True).encode()):
             raise ValueError
-        check_names(listed)
+        check_file_names(listed)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise ValueError from None
     return listed
@@ -186,22 +186,22 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def checksum(path: Path) -> str:
+def file_checksum(path: Path) -> str:
     running = hashlib.blake2b(digest_size=16)
     for chunk in _chunks(path):
         running.update(chunk)
     return running.hexdigest()
 
 
-def digest(data: bytes) -> str:
+def data_checksum(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def write_commit(path: Path, listed: Mapping[str, tuple[int, str]]) -> None:
     """Commit a checkpoint whose files are on the disk."""
     body = json.dumps(listed, sort_keys=True)
-    text = json.dumps({"files": listed, "checksum": digest(body.encode())}, sort_keys=True)
+    text = json.dumps({"files": listed, "checksum": data_checksum(body.encode())}, sort_keys=True)
     files.sync_to_disk(path)
-    files.write_own(path / COMMIT, text, sync=True)
+    files.replace_file(path / COMMIT, text, sync=True)
     files.sync_to_disk(path)
     files.sync_to_disk(path.parent)

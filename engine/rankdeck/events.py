@@ -3,7 +3,7 @@
 An event is one appended fact. Each writer (a rank, the supervisor, the sampler) has a file of its own and
 numbers its lines with a contiguous `seq`; `v` is the version of this page, `t` is Unix time in seconds. Steps
 travel several to a line, as columns: 12 bytes a step instead of 104. Readers skip, count and say what they do
-not know: other kinds, and events of a newer version. Read rundir/ next: it appends and reads back.
+not know: other kinds, and events of a newer version. Read run_dir/ next: it appends and reads back.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import msgspec
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
 from rankdeck.base.memory_kinds import MEMORY_KINDS as MEMORY_KINDS
-from rankdeck.base.parsing import decoded, encoded, refuse_deep
-from rankdeck.base.phrases import marked
+from rankdeck.base.parsing import check_depth, decode_json, encode_json
+from rankdeck.base.phrases import tr_noop
 
 VERSION = 1
 
 UNATTRIBUTED = "unattributed"
 """The kind of memory in a person's own script that no owner could be found for."""
 
-MEASURED_IN_REHEARSAL = marked("measured in rehearsal")
-MEASURED_ON_GPU = marked("measured on GPU")
-FOLLOWED = marked("measured in full observation")
+MEASURED_IN_REHEARSAL = tr_noop("measured in rehearsal")
+MEASURED_ON_GPU = tr_noop("measured on GPU")
+FOLLOWED = tr_noop("measured in full observation")
 """The source of figures of a person's own script, of steps whose every operation was followed."""
-OWNERS_SEEN = marked("owners seen on CPU")
+OWNERS_SEEN = tr_noop("owners seen on CPU")
 """The source of figures that add up the tensors whose owners were found: a peak is not known."""
 
 CONFIGURATION, SCRIPT = "configuration", "script"
 """What a run trains: what a configuration says, or a person's own script as it is."""
-ASKED_TO_STOP = marked("asked to stop")
+ASKED_TO_STOP = tr_noop("asked to stop")
 """The reason of a rank's end that got SIGTERM itself; the others, which stop with it, are "stopped"."""
 OUTPUT_LOST = "output-lost"
 """The code of the problem that a script's output no longer arrives where its command sends it."""
@@ -97,7 +97,7 @@ class RunStarted(Event, tag="run_started"):
     cores: int | None = None
 
     def __post_init__(self) -> None:
-        refuse_deep(self.options)
+        check_depth(self.options)
 
 
 class RankStarted(Event, tag="rank_started"):
@@ -113,7 +113,7 @@ class RankStarted(Event, tag="rank_started"):
     pid: int
     devices: list[int]
     uuids: list[str | None] = msgspec.field(default_factory=list)
-    phase: str = marked("started")
+    phase: str = tr_noop("started")
     world_size: int | None = None
     stack_signal: int | None = None
     threads: int | None = None
@@ -382,7 +382,7 @@ class Observed(Event, tag="observed"):
     parts: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        refuse_deep(self.wrapper_options, self.parameter_groups)
+        check_depth(self.wrapper_options, self.parameter_groups)
 
 
 class Metrics(Event, tag="metric"):
@@ -598,7 +598,7 @@ _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 def encode(event: Event) -> bytes:
     """One JSON line with its line feed. NaN and infinity become null: JSON has no word for them."""
-    return encoded(_encoder.encode, event) + b"\n"
+    return encode_json(_encoder.encode, event) + b"\n"
 
 
 def decode(line: bytes) -> AnyEvent | None:
@@ -609,9 +609,9 @@ def decode(line: bytes) -> AnyEvent | None:
         msgspec.DecodeError: the line is no event at all.
     """
     try:
-        return decoded(_decoder.decode, line)
+        return decode_json(_decoder.decode, line)
     except msgspec.ValidationError:
-        loose = decoded(msgspec.json.decode, line)
+        loose = decode_json(msgspec.json.decode, line)
         if not isinstance(loose, dict) or "seq" not in loose or "kind" not in loose:
             raise
         kind, version = loose["kind"], loose.get("v", VERSION)

@@ -15,17 +15,17 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 from shiboken6 import isValid
 
-from rankdeck_app.language import PSEUDO, forget, use_language
-from rankdeck_app.shell.frame import open_window
+from rankdeck_app.language import PSEUDO, remove_translators, use_language
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.shell.window_state import open_window
 from rankdeck_app.widgets.painting import watch_overflows
+from tests.helpers.fake_plan import PlanWorld
 from tests.helpers.patient_qtbot import PatientQtBot
-from tests.helpers.told_plan import PlanWorld
-from tests.helpers.waiting import with_load
+from tests.helpers.waiting import scale_timeout
 
 
-def settle() -> None:
+def process_events() -> None:
     """Run what is due in the event loop, deferred deletions included."""
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
     QApplication.processEvents()
@@ -54,15 +54,15 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     threads_before = set(threading.enumerate())
     gc.disable()  # as the app does (garbage.py): no other thread destroys what is Qt's
     yield
-    settle()
+    process_events()
     gc.collect()
     gc.enable()
-    settle()
+    process_events()
     widgets = [w for w in QApplication.topLevelWidgets() if id(w) not in widgets_before and isValid(w)]
     timers = [timer for timer in _active_timers() if timer not in timers_before]
     fresh = [thread for thread in threading.enumerate() if thread not in threads_before]
     for thread in fresh:
-        thread.join(with_load(5))
+        thread.join(scale_timeout(5))
     threads = [thread.name for thread in fresh if thread.is_alive()]
     gc.freeze()  # what stands now, such as all of torch, is not gone over after every test to come
     assert not widgets, f"widgets left: {widgets}"
@@ -112,7 +112,7 @@ def make_window(qtbot: QtBot) -> Iterator[Callable[[Services], MainWindow]]:
         if isValid(window):
             window.close()
             window.deleteLater()
-    settle()
+    process_events()
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def made_up(qapp: QApplication) -> Iterator[None]:
     """All is said in the made-up language."""
     spoken = use_language(PSEUDO)
     yield
-    forget(spoken)
+    remove_translators(spoken)
 
 
 @pytest.fixture

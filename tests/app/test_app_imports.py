@@ -19,7 +19,7 @@ def _modules(package: str = "") -> list[str]:
     return sorted(".".join(part) for part in parts if part[-1] != "__main__")
 
 
-def _loaded_by(modules: list[str], asked: list[str]) -> list[str]:
+def _loaded_modules(modules: list[str], asked: list[str]) -> list[str]:
     script = (
         "import importlib, json, sys\n"
         "modules, asked = json.loads(sys.argv[1])\n"
@@ -37,16 +37,16 @@ def _loaded_by(modules: list[str], asked: list[str]) -> list[str]:
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_the_whole_app_imports_no_torch() -> None:
+def test_the_app_does_not_import_torch() -> None:
     assert len(_modules()) > 30
-    assert _loaded_by(_modules(), ["torch", "rankdeck.training.loop", "rankdeck.launch"]) == []
+    assert _loaded_modules(_modules(), ["torch", "rankdeck.training.loop", "rankdeck.launch"]) == []
 
 
-def test_state_is_qt_core_only() -> None:
+def test_state_imports_only_qt_core() -> None:
     state = _modules("state")
     assert state
-    assert _loaded_by(state, ["PySide6.QtWidgets", "PySide6.QtGui", "pyqtgraph", "torch"]) == []
+    assert _loaded_modules(state, ["PySide6.QtWidgets", "PySide6.QtGui", "pyqtgraph", "torch"]) == []
 
 
-def test_a_widget_is_seen_to_import_qt_widgets() -> None:
-    assert _loaded_by(["rankdeck_app.shell.tab"], ["PySide6.QtWidgets"]) == ["PySide6.QtWidgets"]
+def test_the_import_check_detects_qt_widgets() -> None:
+    assert _loaded_modules(["rankdeck_app.shell.tab"], ["PySide6.QtWidgets"]) == ["PySide6.QtWidgets"]

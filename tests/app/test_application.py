@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.first_paint import first_paint
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.waiting import scale_timeout, wait_until
 
 
-def test_the_first_paint_is_without_torch_and_numpy_and_the_views_come_without_pyqtgraph() -> None:
-    """A third of a second of imports is brought between two events (ahead.py), not while views are made."""
+def test_the_first_paint_imports_no_torch_numpy_or_pyqtgraph() -> None:
+    """A third of a second of imports is brought between two events (preload.py), not while views are made."""
     first, later = first_paint()
     assert first["early"] == []
     assert not {"torch", "pyqtgraph"} & set(later["composed"]) and "pydantic" in later["composed"]
@@ -32,36 +32,36 @@ def test_a_signal_closes_the_window_and_saves_the_layout(tmp_path: Path, sig: si
             wait_until(layout.exists, what="the layout that the app writes a second after its start")
             layout.unlink()
             app.send_signal(sig)
-            _, said = app.communicate(timeout=with_load(10))
+            _, said = app.communicate(timeout=scale_timeout(10))
         finally:
             app.kill()
     assert app.returncode == 0 and said == ""
     assert layout.exists()
 
 
-_LEAVES = """
+_START_AND_STOP_SCRIPT = """
 from PySide6.QtCore import QTimer
 import rankdeck_app.application as running
-real = running.compose_later
+real = running.compose_after_first_paint
 
 def watch(window):
     real(window)
     window.first_painted.connect(lambda: QTimer.singleShot(500, window, window.close))
 
-running.compose_later = watch
+running.compose_after_first_paint = watch
 from rankdeck_app.__main__ import main
 raise SystemExit(main([]))
 """
 
 
-def test_a_start_and_a_stop_leave_only_what_is_the_app_s_in_a_home(tmp_path: Path) -> None:
+def test_starting_and_closing_the_app_writes_only_its_own_files(tmp_path: Path) -> None:
     """Settings nobody changed are not written, no folder to work in is made, and nothing runs."""
     home = tmp_path / "home"
     home.mkdir()
     unset = ("RANKDECK_HOME", "RANKDECK_RUNS", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment |= {"HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-P", "-c", _LEAVES]
+    command = [sys.executable, "-P", "-c", _START_AND_STOP_SCRIPT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     left = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
@@ -72,12 +72,12 @@ def test_a_start_and_a_stop_leave_only_what_is_the_app_s_in_a_home(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
 
 
-_BRINGS = """
+_IMPORT_THREADS_SCRIPT = """
 import sys
 from threading import current_thread, main_thread
 from PySide6.QtCore import QTimer
 import rankdeck_app.application as running
-real, beside = running.compose_later, set()
+real, beside = running.compose_after_first_paint, set()
 
 class Notes:
     def find_spec(self, name, path=None, target=None):
@@ -86,18 +86,18 @@ class Notes:
 
 def watch(window):
     real(window)
-    from rankdeck_app import ahead
-    ahead._AHEAD_MS = 0
+    from rankdeck_app import preload
+    preload._DELAY_MS = 0
     timer = QTimer(window, interval=20)
 
     def look():
-        if sys.modules.keys() >= set(ahead._BROUGHT):
+        if sys.modules.keys() >= set(preload._MODULES):
             window.close()
 
     timer.timeout.connect(look)
     window.first_painted.connect(timer.start)
 
-running.compose_later = watch
+running.compose_after_first_paint = watch
 sys.meta_path.insert(0, Notes())
 from rankdeck_app.__main__ import main
 code = main([])
@@ -106,8 +106,8 @@ raise SystemExit(code)
 """
 
 
-def test_what_makes_classes_of_qt_s_is_imported_by_the_window_s_thread_alone(tmp_path: Path) -> None:
+def test_modules_with_qt_classes_are_imported_on_the_gui_thread(tmp_path: Path) -> None:
     """PySide6 makes none safely while Qt paints in another thread."""
-    command = [sys.executable, "-P", "-c", _BRINGS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=with_load(60), cwd=tmp_path)
+    command = [sys.executable, "-P", "-c", _IMPORT_THREADS_SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scale_timeout(60), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")

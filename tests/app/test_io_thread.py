@@ -17,17 +17,17 @@ from rankdeck_app.io_thread import IoThread
 
 
 class Page:
-    told = 0
+    last_answer = 0
 
-    def tell(self, answer: int) -> None:
-        Page.told = answer
+    def store_answer(self, answer: int) -> None:
+        Page.last_answer = answer
 
 
-def test_whoever_asked_is_let_go_of_once_it_is_told(qapp: QApplication) -> None:
+def test_a_finished_job_keeps_no_reference_to_its_callback(qapp: QApplication) -> None:
     disk, page = IoThread(), Page()
     disk.start()
-    disk.do(lambda: 3, page.tell, key=page)
-    assert disk.settle() and Page.told == 3
+    disk.submit(lambda: 3, page.store_answer, key=page)
+    assert disk.wait_for_done() and Page.last_answer == 3
     asked = weakref.ref(page)
     del page
     gc.collect()
@@ -35,51 +35,51 @@ def test_whoever_asked_is_let_go_of_once_it_is_told(qapp: QApplication) -> None:
     disk.close()
 
 
-class Held:
+class BlockingWork:
     """Work that goes on until it is let go."""
 
     def __init__(self) -> None:
-        self.began, self.may_end = threading.Event(), threading.Event()
+        self.started, self.may_finish = threading.Event(), threading.Event()
 
     def __call__(self) -> int:
-        self.began.set()
-        self.may_end.wait(5)
+        self.started.set()
+        self.may_finish.wait(5)
         return 0
 
 
-def test_of_what_is_asked_while_it_works_only_the_newest_is_answered(qapp: QApplication) -> None:
-    thread, answers, held = IoThread(started=True), list[object](), Held()
-    thread.do(held, answers.append, key="look")
-    assert held.began.wait(5)
+def test_only_the_newest_pending_job_of_a_key_runs(qapp: QApplication) -> None:
+    thread, answers, held = IoThread(started=True), list[object](), BlockingWork()
+    thread.submit(held, answers.append, key="look")
+    assert held.started.wait(5)
     for number in range(1, 5):
-        thread.do(partial(int, number), answers.append, key="look")
-    held.may_end.set()
-    assert thread.settle() and answers == [0, 4] and not thread.is_busy
+        thread.submit(partial(int, number), answers.append, key="look")
+    held.may_finish.set()
+    assert thread.wait_for_done() and answers == [0, 4] and not thread.is_busy
 
 
-def test_what_was_dropped_is_not_told(qapp: QApplication) -> None:
-    thread, answers, held = IoThread(started=True), list[object](), Held()
-    thread.do(held, answers.append)
-    thread.do(lambda: 1, answers.append)
-    assert held.began.wait(5)
-    thread.drop()
-    thread.do(lambda: 2, answers.append)
-    held.may_end.set()
-    assert thread.settle() and answers == [2]
+def test_a_discarded_job_delivers_no_result(qapp: QApplication) -> None:
+    thread, answers, held = IoThread(started=True), list[object](), BlockingWork()
+    thread.submit(held, answers.append)
+    thread.submit(lambda: 1, answers.append)
+    assert held.started.wait(5)
+    thread.discard()
+    thread.submit(lambda: 2, answers.append)
+    held.may_finish.set()
+    assert thread.wait_for_done() and answers == [2]
 
 
-def test_no_thread_outlives_whoever_asked(qtbot: QtBot) -> None:
+def test_the_thread_ends_with_its_parent(qtbot: QtBot) -> None:
     asks, began = QObject(), threading.Event()
 
     def slow() -> None:
         began.set()
         time.sleep(0.3)
 
-    IoThread(asks, name="slow", started=True).do(slow)
-    assert began.wait(5) and _is_at_work()
+    IoThread(asks, name="slow", started=True).submit(slow)
+    assert began.wait(5) and _has_slow_thread()
     delete(asks)
-    assert not _is_at_work()
+    assert not _has_slow_thread()
 
 
-def _is_at_work() -> bool:
+def _has_slow_thread() -> bool:
     return any(thread.name == "slow" for thread in threading.enumerate())

@@ -16,15 +16,23 @@ import pytest
 from PySide6.QtWidgets import QApplication
 
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.phrases import Said, Telling, phrase
+from rankdeck.base.phrases import PhraseSource, TranslatableStruct, phrase
 from rankdeck_app import language
-from rankdeck_app.language import PSEUDO, forget, in_words, known_languages, spoken, tr, use_language
+from rankdeck_app.language import (
+    PSEUDO,
+    language_names,
+    remove_translators,
+    tr,
+    translate,
+    translate_problem,
+    use_language,
+)
 
 ROOT = Path(__file__).parents[2]
-SPOKEN = {"tr": 3, "phrase": 1, "marked": 1}
+TRANSLATED_CALLS = {"tr": 3, "phrase": 1, "tr_noop": 1}
 """How many arguments without a name each of them takes."""
 
-TRANSLATED = """<?xml version="1.0" encoding="utf-8"?><!DOCTYPE TS>
+TS_FILE = """<?xml version="1.0" encoding="utf-8"?><!DOCTYPE TS>
 <TS version="2.1" language="de"><context><name></name>
 <message><source>Stop {what}</source><translation>{what} anhalten</translation></message>
 <message><source>Bad {what}</source><translation>Falsch {other}</translation></message>
@@ -39,128 +47,140 @@ TRANSLATED = """<?xml version="1.0" encoding="utf-8"?><!DOCTYPE TS>
 def german(qapp: QApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A translation as translators make it, in the folder where the app looks."""
     source = tmp_path / "rankdeck_de.ts"
-    source.write_text(TRANSLATED, "utf-8")
+    source.write_text(TS_FILE, "utf-8")
     release = Path(sys.executable).with_name("pyside6-lrelease")
     subprocess.run([release, "-silent", source], check=True, timeout=60)
     monkeypatch.setattr(language, "FOLDER", tmp_path)
     translators = use_language("Deutsch")
     assert translators
     yield tmp_path / "rankdeck_de.qm"
-    forget(translators)
+    remove_translators(translators)
 
 
-def test_english_is_what_the_code_says(qapp: QApplication) -> None:
+def test_english_needs_no_translation_file(qapp: QApplication) -> None:
     assert tr("Stop {what}", what="DDP") == "Stop DDP"
     assert [tr("{n} runs", "{n} run", n) for n in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
     assert tr("code -g {file}:{line}") == "code -g {file}:{line}", "nothing to fill in"
 
 
-def test_a_translation_is_spoken(german: Path) -> None:
+def test_a_translation_is_used(german: Path) -> None:
     assert tr("Stop {what}", what="DDP") == "DDP anhalten"
     assert [tr("{n} runs", "{n} run", n) for n in (0, 1, 2)] == ["0 Läufe", "1 Lauf", "2 Läufe"]
     assert tr("Not translated {n}", n=2) == "Not translated 2"
     assert tr("Bad {what}", what="x") == "Bad x", "a translation that asks for what there is not"
 
 
-def test_a_translation_is_found_by_its_name_and_by_its_path(german: Path) -> None:
-    assert known_languages() == ("System", "English", "Deutsch", "Pseudo")
-    forget(again := use_language(str(german)))
+def test_a_translation_is_found_by_name_and_by_path(german: Path) -> None:
+    assert language_names() == ("System", "English", "Deutsch", "Pseudo")
+    remove_translators(again := use_language(str(german)))
     assert again
     assert use_language(str(german.with_name("none.qm"))) == []
     german.with_name("broken.qm").write_bytes(b"\x00\xff not a translation")
     assert use_language(str(german.with_name("broken.qm"))) == []
 
 
-def test_a_problem_is_said_in_the_windows_language(german: Path) -> None:
+def test_a_problem_is_translated(german: Path) -> None:
     told = ConfigError(phrase("Rank {rank} broke.", rank=2), advice=phrase("Stop {what}", what="it")).problem
     assert (told.message, told.advice) == ("Rank 2 broke.", "Stop it")
     read = msgspec.json.decode(msgspec.json.encode(told), type=Problem)
     assert read == told and json.loads(msgspec.json.encode(told))["arguments"]["message"] == {"rank": 2}
-    said = in_words(read)
+    said = translate_problem(read)
     assert (said.message, said.advice) == ("Rang 2 ist gestorben.", "it anhalten")
 
 
-def test_what_the_engine_says_here_is_spoken(german: Path) -> None:
-    assert spoken(phrase("Stop {what}", what="DDP")) == "DDP anhalten"
-    assert spoken("Stop {what}") == "Stop {what}", "a plain text is what it is"
+def test_phrases_of_the_engine_are_translated(german: Path) -> None:
+    assert translate(phrase("Stop {what}", what="DDP")) == "DDP anhalten"
+    assert translate("Stop {what}") == "Stop {what}", "a plain text is what it is"
 
 
-class Told(Telling):
+class TranslatableLine(TranslatableStruct):
     reason: str | None = None
     notes: list[str] = msgspec.field(default_factory=list)
 
 
-def test_a_line_of_json_keeps_what_its_sentences_were_made_of(german: Path) -> None:
+def test_a_json_line_keeps_templates_and_arguments(german: Path) -> None:
     inner = phrase("Stop {what}", what="it")
-    told = Told(
+    told = TranslatableLine(
         reason=phrase("Rank {rank} broke.", rank=2), notes=["plain", phrase("Stop {what}", what=inner)]
     )
-    read = msgspec.json.decode(msgspec.json.encode(told), type=Told)
+    read = msgspec.json.decode(msgspec.json.encode(told), type=TranslatableLine)
     assert read == told and (read.reason, read.notes) == ("Rank 2 broke.", ["plain", "Stop Stop it"])
-    assert spoken(read.reason, read.phrases) == "Rang 2 ist gestorben."
-    assert [spoken(note, read.phrases) for note in read.notes] == ["plain", "it anhalten anhalten"]
-    assert spoken(phrase("Stop {what}", what=inner)) == "it anhalten anhalten", "a phrase in a phrase"
-    assert msgspec.json.decode(b'{"reason": "x"}', type=Told).phrases == {}
-    assert spoken("Stop it", read.phrases) == "it anhalten", "what is within others is known by itself, too"
+    assert translate(read.reason, read.phrases) == "Rang 2 ist gestorben."
+    assert [translate(note, read.phrases) for note in read.notes] == ["plain", "it anhalten anhalten"]
+    assert translate(phrase("Stop {what}", what=inner)) == "it anhalten anhalten", "a phrase in a phrase"
+    assert msgspec.json.decode(b'{"reason": "x"}', type=TranslatableLine).phrases == {}
+    assert translate("Stop it", read.phrases) == "it anhalten", (
+        "what is within others is known by itself, too"
+    )
 
 
-def test_phrases_of_a_file_that_lead_to_themselves_end(german: Path) -> None:
-    wild = {"a": Said("Stop {what}", {"what": "b"}), "b": Said("Stop {what}", {"what": "a"})}
-    assert spoken("a", wild) == "a anhalten anhalten"
-    assert spoken("c", {"c": Said("{what:>999999999}", {"what": "c"})}) == "c"
+def test_recursive_phrases_of_a_file_terminate(german: Path) -> None:
+    wild = {"a": PhraseSource("Stop {what}", {"what": "b"}), "b": PhraseSource("Stop {what}", {"what": "a"})}
+    assert translate("a", wild) == "a anhalten anhalten"
+    assert translate("c", {"c": PhraseSource("{what:>999999999}", {"what": "c"})}) == "c"
 
 
-def test_what_is_filled_in_can_be_encoded() -> None:
+def test_phrase_arguments_can_be_encoded() -> None:
     told = Problem("x", phrase("{a:.1f} {b} {c} {d}", a=np.float64(1.25), b=Path("/x"), c=True, d=None))
     assert msgspec.json.decode(msgspec.json.encode(told), type=Problem) == told
     assert told.message == "1.2 /x True None" and told.arguments["message"]["a"] == 1.25
 
 
-def test_a_phrase_in_a_problem_is_said_too(german: Path) -> None:
+def test_nested_phrases_of_a_problem_are_translated(german: Path) -> None:
     inner = phrase("Stop {what}", what="it")
     told = Problem("x", phrase("Rank {rank} broke.", rank=inner), advice=phrase("{a}: {b}", a=inner, b="b"))
-    said = in_words(msgspec.json.decode(msgspec.json.encode(told), type=Problem))
+    said = translate_problem(msgspec.json.decode(msgspec.json.encode(told), type=Problem))
     assert (said.message, said.advice) == ("Rang it anhalten ist gestorben.", "it anhalten: b")
     plain = Problem("x", phrase("Unknown {a}", a=inner))
-    assert in_words(plain) == plain, "a sentence that the language does not know stays whole"
+    assert translate_problem(plain) == plain, "a sentence that the language does not know stays whole"
 
 
-def test_what_was_said_otherwise_is_not_said_as_before(german: Path) -> None:
+def test_a_replaced_message_drops_its_old_template(german: Path) -> None:
     told = Problem("x", phrase("Rank {rank} broke.", rank=2), advice=phrase("Stop {what}", what="it"))
-    assert in_words(told.but(message="Another thing.")).message == "Another thing."
-    assert in_words(told.but(message="Another thing.")).advice == "it anhalten"
-    assert in_words(told.but(message=phrase("Stop {what}", what="all"))).message == "all anhalten"
+    assert translate_problem(told.replace_fields(message="Another thing.")).message == "Another thing."
+    assert translate_problem(told.replace_fields(message="Another thing.")).advice == "it anhalten"
+    assert (
+        translate_problem(told.replace_fields(message=phrase("Stop {what}", what="all"))).message
+        == "all anhalten"
+    )
 
 
-def test_a_template_of_a_strangers_run_is_never_filled_in(german: Path) -> None:
+def test_unknown_templates_of_a_run_are_not_formatted(german: Path) -> None:
     wild = Problem(
         "x",
         "As it was.",
         templates={"message": "{rank:>999999999}", "code": "{x}"},
         arguments={"message": {"rank": 1}},
     )
-    assert in_words(wild) == wild
+    assert translate_problem(wild) == wild
     odd = Problem(
         "x", "As it was.", templates={"message": "Rank {rank} broke."}, arguments={"message": {"other": 1}}
     )
-    assert in_words(odd).message == "As it was."
-    assert spoken("It took 3 s.", {"It took 3 s.": Said("It took {s:.1f} s.", {"s": None})}) == "It took 3 s."
+    assert translate_problem(odd).message == "As it was."
+    assert (
+        translate("It took 3 s.", {"It took 3 s.": PhraseSource("It took {s:.1f} s.", {"s": None})})
+        == "It took 3 s."
+    )
 
 
 def test_pseudo_is_longer_and_accented(qapp: QApplication) -> None:
     made_up = use_language(PSEUDO)
     said = tr("Stop {what}", what="DDP")
-    forget(made_up)
+    remove_translators(made_up)
     assert said == "Šťööþ DDP" and tr("Stop {what}", what="DDP") == "Stop DDP"
 
 
 # Every call in the code
 
 
-def _calls(tree: ast.AST) -> Iterator[tuple[ast.Call, bool]]:
+def _find_calls(tree: ast.AST) -> Iterator[tuple[ast.Call, bool]]:
     """Calls that say a text, and whether they happen when the module is imported."""
     for node, function in _within(tree, (ast.FunctionDef, ast.Lambda)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SPOKEN:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in TRANSLATED_CALLS
+        ):
             yield node, function is None
 
 
@@ -175,7 +195,7 @@ def _within(tree: ast.AST, kinds: tuple[type[ast.AST], ...]) -> Iterator[tuple[a
         left += [(one, node if one in inner else function) for one in ast.iter_child_nodes(node)]
 
 
-def _wrong(call: ast.Call, at_import: bool) -> str | None:
+def _find_mistake(call: ast.Call, at_import: bool) -> str | None:
     assert isinstance(call.func, ast.Name)
     name, text = call.func.id, call.args[0]
     if at_import and name == "tr":
@@ -199,15 +219,15 @@ def _wrong(call: ast.Call, at_import: bool) -> str | None:
     return None
 
 
-def test_every_text_is_a_constant_with_a_name_for_what_is_filled_in() -> None:
+def test_translated_texts_are_constants_with_named_placeholders() -> None:
     wrong, count = list[str](), 0
     for file in [*ROOT.glob("app/rankdeck_app/**/*.py"), *ROOT.glob("engine/rankdeck/**/*.py")]:
         text = file.read_text("utf-8")
-        if not any(f"{name}(" in text for name in SPOKEN):
+        if not any(f"{name}(" in text for name in TRANSLATED_CALLS):
             continue
-        for call, at_import in _calls(ast.parse(text)):
+        for call, at_import in _find_calls(ast.parse(text)):
             count += isinstance(call.args[0], ast.Constant)
-            if problem := _wrong(call, at_import):
+            if problem := _find_mistake(call, at_import):
                 wrong.append(f"{file.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)[:80]} {problem}")
     assert not wrong, "\n".join(wrong)
     assert count > 0
@@ -217,14 +237,14 @@ def test_every_text_is_a_constant_with_a_name_for_what_is_filled_in() -> None:
     "code",
     ['x = tr("now")', 'def f(a):\n tr(f"{a}")', 'def f(a):\n tr("{b}", a=a)', 'def f(a):\n phrase("x", a=a)'],
 )
-def test_a_text_that_cannot_be_translated_is_found(code: str) -> None:
-    assert [_wrong(call, at_import) for call, at_import in _calls(ast.parse(code))] != [None]
+def test_untranslatable_texts_are_detected(code: str) -> None:
+    assert [_find_mistake(call, at_import) for call, at_import in _find_calls(ast.parse(code))] != [None]
 
 
 # Every error in the engine
 
 
-def _kinds_of_errors(trees: Iterable[ast.AST]) -> set[str]:
+def _error_classes(trees: Iterable[ast.AST]) -> set[str]:
     """`RankdeckError` and what derives from it."""
     classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     kinds, before = {"RankdeckError"}, 0
@@ -234,7 +254,7 @@ def _kinds_of_errors(trees: Iterable[ast.AST]) -> set[str]:
     return kinds
 
 
-def _said_by(call: ast.Call, errors: set[str]) -> list[ast.expr]:
+def _texts_of_call(call: ast.Call, errors: set[str]) -> list[ast.expr]:
     """The message and the advice of a problem, of a guard's, of an error, or of a problem that is said
     otherwise."""
     name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
@@ -245,7 +265,7 @@ def _said_by(call: ast.Call, errors: set[str]) -> list[ast.expr]:
     return [*(call.args[place] for place in places if place < len(call.args)), *named]
 
 
-def _is_plain(text: ast.expr, values: dict[str, list[ast.expr]]) -> bool:
+def _is_untranslatable(text: ast.expr, values: dict[str, list[ast.expr]]) -> bool:
     """Whether it is put together, or a sentence that is no phrase; `values` are those of names."""
     match text:
         case ast.JoinedStr():
@@ -255,15 +275,15 @@ def _is_plain(text: ast.expr, values: dict[str, list[ast.expr]]) -> bool:
         case ast.BinOp(left=left, op=ast.Add() | ast.Mod(), right=right):
             return any(isinstance(one, ast.JoinedStr | ast.Constant) for one in (left, right))
         case ast.IfExp(body=body, orelse=other):
-            return _is_plain(body, values) or _is_plain(other, values)
+            return _is_untranslatable(body, values) or _is_untranslatable(other, values)
         case ast.BoolOp(values=parts):
-            return any(_is_plain(part, values) for part in parts)
+            return any(_is_untranslatable(part, values) for part in parts)
         case ast.Name(id=name):
-            return any(_is_plain(value, {}) for value in values.get(name, []))
+            return any(_is_untranslatable(value, {}) for value in values.get(name, []))
     return False
 
 
-def _values_in(tree: ast.AST) -> dict[str, list[ast.expr]]:
+def _assigned_values(tree: ast.AST) -> dict[str, list[ast.expr]]:
     """What is assigned to each name."""
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
@@ -279,24 +299,24 @@ def _values_in(tree: ast.AST) -> dict[str, list[ast.expr]]:
     return found
 
 
-def _plain_problems(tree: ast.Module, errors: set[str]) -> Iterator[ast.expr]:
-    constants = _values_in(ast.Module([node for node in tree.body if isinstance(node, ast.Assign)], []))
+def _untranslatable_problems(tree: ast.Module, errors: set[str]) -> Iterator[ast.expr]:
+    constants = _assigned_values(ast.Module([node for node in tree.body if isinstance(node, ast.Assign)], []))
     for call, function in _within(tree, (ast.FunctionDef,)):
-        if isinstance(call, ast.Call) and (texts := _said_by(call, errors)):
-            values = {**constants, **(_values_in(function) if function is not None else {})}
-            yield from (text for text in texts if _is_plain(text, values))
+        if isinstance(call, ast.Call) and (texts := _texts_of_call(call, errors)):
+            values = {**constants, **(_assigned_values(function) if function is not None else {})}
+            yield from (text for text in texts if _is_untranslatable(text, values))
 
 
-def test_every_problem_of_the_engine_can_be_said_in_another_language() -> None:
+def test_problems_of_the_engine_can_be_translated() -> None:
     trees = {
         file: ast.parse(file.read_text("utf-8")) for file in sorted(ROOT.glob("engine/rankdeck/**/*.py"))
     }
-    errors = _kinds_of_errors(trees.values())
+    errors = _error_classes(trees.values())
     assert {"ConfigError", "NotResumableError", "CheckpointError"} <= errors
     wrong = [
         f"{file.relative_to(ROOT)}:{text.lineno}: {ast.unparse(text)[:90]}"
         for file, tree in trees.items()
-        for text in _plain_problems(tree, errors)
+        for text in _untranslatable_problems(tree, errors)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -320,9 +340,9 @@ def test_every_problem_of_the_engine_can_be_said_in_another_language() -> None:
         'def f(a):\n    said = phrase("It broke.")\n    said += " Badly."\n    raise ConfigError(said)',
     ],
 )
-def test_a_problem_that_is_no_phrase_is_found(code: str) -> None:
+def test_untranslatable_problems_are_detected(code: str) -> None:
     own = "class OwnError(ConfigError): ...\nclass ConfigError(RankdeckError): ...\n"
-    errors = _kinds_of_errors([ast.parse(own)])
-    assert len(list(_plain_problems(ast.parse(code), errors))) == 1
+    errors = _error_classes([ast.parse(own)])
+    assert len(list(_untranslatable_problems(ast.parse(code), errors))) == 1
     fine = 'def f(a):\n    said = phrase("{a} broke.", a=a)\n    raise OwnError(said, code="own")'
-    assert not list(_plain_problems(ast.parse(fine), errors))
+    assert not list(_untranslatable_problems(ast.parse(fine), errors))

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication
 NUM_CALLS = 2000
 
 
-def test_set_pen_keeps_the_references_to_none(qapp: QApplication) -> None:
+def test_set_pen_keeps_the_reference_count_of_none(qapp: QApplication) -> None:
     painter = QPainter(image := QImage(8, 8, QImage.Format.Format_ARGB32))
     pen = QPen(QColor("red"))
     painter.setPen(pen)
@@ -25,7 +25,7 @@ def test_set_pen_keeps_the_references_to_none(qapp: QApplication) -> None:
     assert lost < NUM_CALLS * 0.05
 
 
-def test_the_measure_sees_a_lost_reference() -> None:
+def test_the_reference_count_check_detects_a_lost_reference() -> None:
     before = sys.getrefcount(None)
     held = [None] * NUM_CALLS
     assert sys.getrefcount(None) - before >= NUM_CALLS * 0.95

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdeck.base.units import format_bytes
-from rankdeck.planner.accuracy import spread_of
-from tests.helpers.planning import Case, Planner, cases, errors_of, measured_by
+from rankdeck.planner.accuracy import error_spread
+from tests.helpers.planning import Case, Planner, cases, measure, relative_errors
 from tests.helpers.ranks import RankSet
 
 PACKAGES = ("torch", "transformers")
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def errors(self) -> list[float]:
-        return errors_of(self.predicted, self.measured) if self.predicted and self.measured else []
+        return relative_errors(self.predicted, self.measured) if self.predicted and self.measured else []
 
 
 def rows(num_devices: int) -> Iterator[Row]:
@@ -51,7 +51,7 @@ def rows(num_devices: int) -> Iterator[Row]:
             for case in cases(num_devices):
                 line = planner.plan(case)
                 predicted = [device.active_bytes for device in line.devices]
-                found = measured_by(case, ranks, lowest_of=3)
+                found = measure(case, ranks, lowest_of=3)
                 yield Row(case, predicted, found, line.reason or "", line.is_bound)
         finally:
             ranks.close()
@@ -74,7 +74,7 @@ def main(counts: Sequence[int]) -> None:
                 num_exact += 1
                 errors += row.errors
             print(_line(row), flush=True)
-    spread = spread_of(errors)
+    spread = error_spread(errors)
     assert spread is not None
     told = (f"{share * 100:.4f} %" for share in (spread.median, spread.p95, spread.worst))
     median, p95, worst = told

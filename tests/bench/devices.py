@@ -35,7 +35,7 @@ def fill(gpus: Gpus, hours: float) -> None:
     """A history as if the app had been up for so long."""
     assert gpus.history is not None
     seconds = 3600 * hours
-    gpus.began_s -= seconds
+    gpus.started_s -= seconds
     for gpu in gpus.devices:
         for metric in METRICS.values():
             x = np.arange(1.0, seconds, 1 / metric.hz)
@@ -70,7 +70,7 @@ def main() -> None:
         def take() -> None:
             told = decode(line)
             assert told is not None
-            gpus.take(told)
+            gpus.add_line(told)
 
         spent_ms = cpu_ms(take, asked.draws)
         print(f"a line with every metric of {asked.gpus} GPUs: {spent_ms[len(spent_ms) // 2]:.2f} ms")

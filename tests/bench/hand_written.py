@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankdeck.config import load, presets
 from rankdeck.data.base import TensorSamples
-from rankdeck.data.sampling import StepBatches
+from rankdeck.data.samplers import TrainBatchSampler
 from rankdeck.training import workload as workloads
 from rankdeck.training.workload import Workload
 
@@ -42,7 +42,7 @@ def train(workload: Workload, rank: int, world: int, device: torch.device) -> tu
         model = DistributedDataParallel(model)
     optimizer = workload.build_optimizer(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, workload.schedule)
-    order = StepBatches(
+    order = TrainBatchSampler(
         len(samples),
         settings.global_batch,
         shard_index=rank,
@@ -51,7 +51,7 @@ def train(workload: Workload, rank: int, world: int, device: torch.device) -> tu
         steps=steps,
     )
     warm_up, begun_s, reported = int(steps * WARM_UP_SHARE), 0.0, 0.0
-    for step, rows in enumerate(order.tensors(), start=1):
+    for step, rows in enumerate(order.index_tensors(), start=1):
         inputs, targets = (_on(device, samples.inputs[rows]), _on(device, samples.targets[rows]))
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
@@ -91,7 +91,7 @@ def main() -> None:
         dist.init_process_group("gloo")
     world = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
-    path = presets.find(args.config) or Path(args.config)
+    path = presets.find_preset(args.config) or Path(args.config)
     config = load(path, overrides=[f"train.steps={args.steps}"])
     step_us, loss = train(workloads.load(config), rank, world, torch.device(args.device))
     if world > 1:

@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import median
 
 from rankdeck import events
-from rankdeck.rundir import EventReader, RunDir
-from tests.helpers.tree import PRODUCT
+from rankdeck.run_dir import EventReader, RunDir
+from tests.helpers.checkout import PRODUCT
 
 _NETWORK = """
 from torch import nn

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.watched import environment
+from tests.helpers.observed_process import script_environment
 
 WAYS = ("none", "light", "full")
 PAIRS = 15
@@ -63,7 +63,7 @@ class _Process:
         run = folder / f"{kind}-{way}" if way in ("light", "full") else None
         if run is not None:
             run.mkdir()
-        env = environment(run, **({"RANKDECK_OBSERVE": way} if run is not None else {}))
+        env = script_environment(run, **({"RANKDECK_OBSERVE": way} if run is not None else {}))
         start = f"import sys; sys.path[:0] = {sys.path!r}; from tests.bench.observing import worker"
         code = f"{start}; worker({kind!r})"
         self._child = subprocess.Popen(

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from rankdeck import events
 from rankdeck.remote import ssh
-from rankdeck.remote.following import RemoteRun, folder_of
-from tests.helpers.far_host import FarHost
-from tests.helpers.host_network import HostNetwork, why_not
-from tests.helpers.remote_runs import Writing, lags_s
+from rankdeck.remote.remote_run import RemoteRun, host_copies_folder
+from tests.helpers.fake_remote_host import FakeRemoteHost
+from tests.helpers.host_network import HostNetwork, unavailable_reason
+from tests.helpers.run_writer import RunWriter, measure_lags_s
 from tests.helpers.written_run import WrittenRun
 
 _LEAST_PER_S, _MOST_LAG_S = 100_000.0, 1.0
@@ -33,7 +33,7 @@ _LEAST_PER_S, _MOST_LAG_S = 100_000.0, 1.0
 def write(runs: Path, num_events: int) -> Path:
     """The events of a run that is over."""
     run = WrittenRun(runs)
-    run.begin()
+    run.start()
     run.end()
     file = run.path / "events" / "rank-0.0.jsonl"
     with file.open("wb") as lines:
@@ -48,7 +48,7 @@ def write(runs: Path, num_events: int) -> Path:
 
 def copied_s(host: str, file: Path) -> float:
     """From the question to the last byte."""
-    shutil.rmtree(folder_of(host), ignore_errors=True)
+    shutil.rmtree(host_copies_folder(host), ignore_errors=True)
     with RemoteRun(host, file.parents[1].name) as followed:
         began = time.perf_counter()
         copy = followed.copy()
@@ -60,7 +60,7 @@ def copied_s(host: str, file: Path) -> float:
 
 def cat_s(host: str, file: Path) -> float:
     """The same bytes, with nothing said about them."""
-    command = [*ssh.program(), host, f"echo; cat {file}"]
+    command = [*ssh.ssh_program(), host, f"echo; cat {file}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.read(1)
@@ -78,17 +78,17 @@ def measure(name: str, host: str, runs: Path, num_events: int) -> bool:
     return per_s >= _LEAST_PER_S
 
 
-def in_relay(folder: Path, delay_s: float, work: Callable[[FarHost], bool]) -> bool:
-    host = FarHost(folder, delay_s=delay_s)
+def in_relay(folder: Path, delay_s: float, work: Callable[[FakeRemoteHost], bool]) -> bool:
+    host = FakeRemoteHost(folder, delay_s=delay_s)
     os.environ.update(host.environment)
     return work(host)
 
 
-def lag(host: FarHost, delay_s: float) -> bool:
-    writing = Writing(host.runs)
+def lag(host: FakeRemoteHost, delay_s: float) -> bool:
+    writing = RunWriter(host.runs)
     try:
         with RemoteRun(host.name, "last") as followed:
-            seen = lags_s(followed.copy(), seconds=5.0)
+            seen = measure_lags_s(followed.copy(), seconds=5.0)
     finally:
         writing.end()
     middle = sorted(seen)[len(seen) // 2]
@@ -108,7 +108,7 @@ def main() -> int:
         os.environ["RANKDECK_HOME"] = str(folder / "home")
         good = in_relay(folder / "a", 0.0, lambda host: measure("relay", host.name, host.runs, asked.events))
         good &= in_relay(folder / "b", asked.delay, lambda host: lag(host, asked.delay))
-        if reason := why_not():
+        if reason := unavailable_reason():
             print(f"no ssh: {reason}")
             return int(not good)
         network = HostNetwork(folder / "net", ["box1"])

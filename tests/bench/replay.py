@@ -35,12 +35,12 @@ from PySide6.QtCore import QEvent, QObject
 from rankdeck import events
 from rankdeck_app.shell.frame_clock import _FRAME_END, FrameClock
 from rankdeck_app.state.live_run import LiveRun
-from tests.helpers.written_run import MIB, WrittenRun, backdated, device_infos
+from tests.helpers.written_run import MIB, WrittenRun, device_infos, write_backdated
 
 STEPS_PER_S = 1000
 READINGS_HZ = 10
 READINGS_PER_FOLLOWED = 5
-"""A step is followed each half second at most (training/sampling.py)."""
+"""A step is followed each half second at most (training/sampling_budget.py)."""
 DEVICES_OF_HOST = 8
 FLUSH_S = 0.05
 LINE_STEPS = int(STEPS_PER_S * FLUSH_S)
@@ -106,8 +106,8 @@ def write_run(runs: Path, name: str, num_devices: int, num_points: int, per_line
     run = WrittenRun(runs, name)
     now = time.time()
     run.started = now - num_points / STEPS_PER_S
-    run.begin(devices=device_infos(num_devices), steps=2 * num_points)
-    backdated(run.dir.events_folder / "rank-0.0.jsonl", history(num_devices, num_points, per_line, now))
+    run.start(devices=device_infos(num_devices), steps=2 * num_points)
+    write_backdated(run.dir.events_folder / "rank-0.0.jsonl", history(num_devices, num_points, per_line, now))
     return run
 
 
@@ -122,7 +122,7 @@ def write_as_process(runs: Path, kind: str, num_devices: int, num_points: int) -
     print(run.path, flush=True)
     sys.stdin.readline()
     os.set_blocking(0, False)
-    run.begin(devices=device_infos(num_devices), steps=2 * num_points, attempt=1)
+    run.start(devices=device_infos(num_devices), steps=2 * num_points, attempt=1)
     rng, number = random.Random(2), 0
     first, next_reading, next_flush = num_points + 1, time.time(), time.time()
     num_steps = LINE_STEPS
@@ -145,7 +145,7 @@ def write_over_hosts(runs: Path, num_hosts: int) -> None:
         for info in device_infos(num_hosts * DEVICES_OF_HOST)
     ]
     run = WrittenRun(runs, "over-hosts")
-    run.begin(world_size=len(infos), devices=infos, steps=1_000_000)
+    run.start(world_size=len(infos), devices=infos, steps=1_000_000)
     print(run.path, flush=True)
     sys.stdin.readline()
     os.set_blocking(0, False)
@@ -229,8 +229,8 @@ class Bench:
         import numpy.ma  # noqa: F401 (with the views, as composition.py does)
         from PySide6.QtWidgets import QApplication
 
-        from rankdeck_app.shell.frame import open_window
         from rankdeck_app.shell.services import make_services
+        from rankdeck_app.shell.window_state import open_window
         from rankdeck_app.views.dashboard.page import RunPage, page_id
 
         self._make_page, self._page_id = RunPage, page_id
@@ -267,13 +267,13 @@ class Bench:
         begin, cpu_s = time.perf_counter(), time.process_time()
         live = self._open(writer.path)
         opened_ms = (time.perf_counter() - begin) * 1e3
-        self._spin(60, lambda: live.outcome is not None and not live.has_more)
+        self._spin(60, lambda: live.outcome is not None and not live.has_unread)
         attach_s = time.perf_counter() - begin
         assert live.step == self._sizes[1], live.step
         live.close()
         self._window.editor.close_page()
         return (
-            f"attach: {live.step:,} steps in {live.fold.num_events:,} events in {attach_s:.2f} s (goal 1), "
+            f"attach: {live.step:,} steps in {live.state.num_events:,} events in {attach_s:.2f} s (goal 1), "
             f"of the processor {time.process_time() - cpu_s:.2f} s; tab open in {opened_ms:.0f} ms"
         )
 
@@ -306,7 +306,7 @@ class Bench:
         return loaded + (
             f"live: frame p50 {stats.p50_ms:.1f} ms, p99 {stats.p99_ms:.1f} ms (goal 16), of the processor "
             f"p99 {self._frames.percentile(0.99):.1f} ms; {stats.rate_hz:.0f} fps, "
-            f"{share:.0%} of a core (goal 30 %), {rate:.0f} losses/s, {len(live.fold.losses):,} points, "
+            f"{share:.0%} of a core (goal 30 %), {rate:.0f} losses/s, {len(live.state.losses):,} points, "
             f"{grown / 1e6:+.1f} MB of memory in {wall_s:.0f} s, "
             f"{self._sizes[0]} devices, {self._app.platformName()}, load {os.getloadavg()[0]:.1f}"
         )

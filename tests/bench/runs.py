@@ -94,7 +94,7 @@ def in_a_window(folder: Path, count: int) -> list[str]:
         first_s = time.perf_counter() - begin_s
         table.spin(lambda runs=runs: len(runs.infos) == count)
         rows_s = time.perf_counter() - begin_s
-        table.spin(lambda runs=runs: all(info.figures is not None for info in runs.infos))
+        table.spin(lambda runs=runs: all(info.metrics is not None for info in runs.infos))
         lines.append(
             f"table, {known}: first rows after {first_s:.2f} s, all after {rows_s:.2f} s, "
             f"all figures after {time.perf_counter() - begin_s:.2f} s"

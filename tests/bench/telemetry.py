@@ -23,7 +23,7 @@ import psutil
 
 from rankdeck.telemetry.nvml import NvmlProvider
 from rankdeck.telemetry.readings import METRICS, DeviceReadings, ProcessesLine, SampleLine, encode
-from tests.helpers.following import Following
+from tests.helpers.device_stream import DeviceStream
 from tests.helpers.nvmlsim import GIB, SimulatedGpus, build
 
 ROUNDS, CALLS = 7, 200
@@ -59,14 +59,14 @@ def ours() -> float:
 
 def microseconds(python: str, code: str, gpus: SimulatedGpus) -> float | None:
     """Per device and sample, as `code` measures it; None where it cannot run."""
-    env = {**os.environ, **gpus.as_installed}
+    env = {**os.environ, **gpus.driver_environment}
     done = subprocess.run([python, "-c", code], env=env, capture_output=True, text=True, check=False)
     return float(done.stdout) if done.returncode == 0 else None
 
 
 def shares_of_a_core(gpus: SimulatedGpus, seconds: float) -> tuple[float, float]:
     """CPU time over wall time of the sampler and of the command that passes its lines on."""
-    with Following(gpus.as_installed) as stream:
+    with DeviceStream(gpus.driver_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(0))
         sampler, command = stream.sampler(), psutil.Process(stream.process.pid)
         assert sampler is not None
@@ -84,7 +84,7 @@ def share_of_the_table(gpus: SimulatedGpus, seconds: float) -> float:
     """CPU time over wall time of the table in a terminal, its sampler included."""
     inside, outside = pty.openpty()
     command = [sys.executable, "-P", "-m", "rankdeck", "devices", "--follow"]
-    env = {**os.environ, **gpus.as_installed, "COLUMNS": "200", "LINES": "50"}
+    env = {**os.environ, **gpus.driver_environment, "COLUMNS": "200", "LINES": "50"}
     with subprocess.Popen(command, stdout=outside, env=env) as running:
         os.close(outside)
         seen = 0

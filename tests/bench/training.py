@@ -26,9 +26,9 @@ from pathlib import Path
 from statistics import median
 
 from rankdeck import events
-from rankdeck.rundir import EventReader, RunDir
+from rankdeck.run_dir import EventReader, RunDir
 from tests.bench.hand_written import REPORT_EVERY, WARM_UP_SHARE
-from tests.helpers.tree import CHECKOUT
+from tests.helpers.checkout import CHECKOUT
 
 PRESET = "digits-mlp"
 GOAL = 0.97

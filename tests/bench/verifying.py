@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdeck import events
-from rankdeck.rundir import EventReader, RunDir
-from rankdeck.training.verify.budget import LEAST_S, SHARE_OF_RUN
-from tests.helpers.tree import CHECKOUT
+from rankdeck.run_dir import EventReader, RunDir
+from rankdeck.training.verify.budget import MIN_BUDGET_S, SHARE_OF_RUN
+from tests.helpers.checkout import CHECKOUT
 
 NEEDS_DATA = ("resnet50-images", "resnet50-model-parallel")
 LATEST = 1.1
@@ -41,7 +41,7 @@ class Launched:
 
     @property
     def budget_s(self) -> float:
-        return max(LEAST_S, SHARE_OF_RUN * self.run_s)
+        return max(MIN_BUDGET_S, SHARE_OF_RUN * self.run_s)
 
 
 def launch(preset: str, steps: int | None, verify: str) -> Launched:

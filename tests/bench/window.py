@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from tests.helpers.first_paint import first_paint
-from tests.helpers.slow_disk import acts_on_slow_disk
+from tests.helpers.slow_disk import actions_on_slow_disk
 
 GOAL_MS = 50
 _SHOWN = 8
@@ -30,7 +30,7 @@ def paint(num_starts: int) -> str:
 
 
 def answers(folder: Path, delay_ms: int) -> str:
-    acts = acts_on_slow_disk(folder, delay_ms, is_busy=True)
+    acts = actions_on_slow_disk(folder, delay_ms, is_busy=True)
     acts.sort(key=lambda one: -float(one["longest_ms"]))
     late = sum(one["longest_ms"] > GOAL_MS for one in acts)
     waited = sum(bool(one["asked"]) for one in acts)

@@ -16,7 +16,7 @@ def _prepared_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _texts_are_prepared_once(_own_home: None, _prepared_texts: Path) -> None:
+def _share_prepared_texts(_own_home: None, _prepared_texts: Path) -> None:
     """The tokens of a text are the same in every test, and seconds of work."""
     cache = Path(os.environ["RANKDECK_HOME"]) / "cache"
     cache.mkdir(parents=True)

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from rankdeck.config.script import ScriptConfig, ScriptTable
-from rankdeck.launch.control import wait_ended
+from rankdeck.launch.control import wait_for_end
 from rankdeck.launch.start import start_script
-from rankdeck.run.fold import read_fold
-from rankdeck.rundir import RunDir
-from tests.helpers.cli import rankdeck_here
-from tests.helpers.tree import CHECKOUT
-from tests.helpers.waiting import with_load
+from rankdeck.run.run_state import read_run_state
+from rankdeck.run_dir import RunDir
+from tests.helpers.checkout import CHECKOUT
+from tests.helpers.cli import rankdeck_in_process
+from tests.helpers.waiting import scale_timeout
 
 SCRIPTS = CHECKOUT / "tests/fixtures/scripts"
 
@@ -36,28 +36,28 @@ def run_script(name: str, ranks: int, runs: Path) -> tuple[RunDir, list[float]]:
         command_line=["rankdeck", "run", table.run],
         started=time.time(),
     )
-    assert wait_ended(run, timeout_s=with_load(60)), "the script has not ended"
+    assert wait_for_end(run, timeout_s=scale_timeout(60)), "the script has not ended"
     said = (run.logs_folder / "rank-0.0.out").read_text()
     assert run.outcome() == "completed", (run.logs_folder / "rank-0.0.err").read_text()
-    return run, losses_in(said)
+    return run, parse_losses(said)
 
 
-def losses_in(said: str) -> list[float]:
+def parse_losses(said: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"^loss (\S+)$", said, re.MULTILINE)]
 
 
-def printed_here(name: str, *arguments: str) -> list[float]:
+def run_in_process(name: str, *arguments: str) -> list[float]:
     """The losses of a script in this process."""
     said = io.StringIO()
     with mock.patch.object(sys, "argv", [name, *arguments]), contextlib.redirect_stdout(said):
         runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
-    return losses_in(said.getvalue())
+    return parse_losses(said.getvalue())
 
 
-def losses_of(file: Path) -> list[float]:
+def train_losses(file: Path) -> list[float]:
     """The losses of `rankdeck train`."""
-    facts = rankdeck_here("train", file, "--json", code=0).json
-    return list(read_fold(RunDir(Path(facts["path"]))).column("loss"))
+    facts = rankdeck_in_process("train", file, "--json", exit_code=0).json
+    return list(read_run_state(RunDir(Path(facts["path"]))).column("loss"))
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,17 @@ def losses_of(file: Path) -> list[float]:
         pytest.param("fitting", 1, "single", marks=pytest.mark.slow),
     ],
 )
-def test_an_adopted_configuration_trains_as_the_script_did(
+def test_an_adopted_configuration_has_the_losses_of_the_script(
     name: str, ranks: int, strategy: str, tmp_path: Path
 ) -> None:
     run, printed = run_script(name, ranks, tmp_path / "rankdeck-runs")
     file = tmp_path / "adopted.toml"
-    done = rankdeck_here("adopt", run.path, "-o", file, code=0)
+    done = rankdeck_in_process("adopt", run.path, "-o", file, exit_code=0)
     assert "Nothing is left to fill in." in done.err
-    assert f"{strategy} on cpu:{ranks}" in rankdeck_here("validate", file, code=0).out
-    trained = losses_of(file)
+    assert f"{strategy} on cpu:{ranks}" in rankdeck_in_process("validate", file, exit_code=0).out
+    trained = train_losses(file)
     assert len(trained) == len(printed) >= 12
     np.testing.assert_allclose(trained, printed, rtol=1e-5)
     if name == "single_sgd":
-        other = printed_here(name, "--lr", "0.051")
+        other = run_in_process(name, "--lr", "0.051")
         assert len(other) == len(trained) and not np.allclose(trained, other, rtol=1e-5)

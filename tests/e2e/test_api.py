@@ -11,10 +11,10 @@ from pathlib import Path
 
 import rankdeck
 from rankdeck.base.errors import RankdeckError
-from rankdeck.rundir import find_run
-from tests.helpers.waiting import wait_until, with_load
+from rankdeck.run_dir import find_run
+from tests.helpers.waiting import scale_timeout, wait_until
 
-STARTS = """
+TRAIN_SCRIPT = """
 import json, os, signal, sys, threading
 import rankdeck
 
@@ -35,9 +35,9 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_while_waiting_stops_the_run_in_order_and_the_caller_stays_as_it_was(tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_run_and_leaves_the_caller_unchanged(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", STARTS], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-P", "-c", TRAIN_SCRIPT], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as caller:
         assert caller.stdout is not None
         said = []
@@ -46,7 +46,7 @@ def test_ctrl_c_while_waiting_stops_the_run_in_order_and_the_caller_stays_as_it_
             if line.startswith("step "):
                 break
         caller.send_signal(signal.SIGINT)
-        rest = caller.communicate(timeout=with_load(60))[0]
+        rest = caller.communicate(timeout=scale_timeout(60))[0]
     assert said[0] == "starting 1 rank\n"
     told = json.loads(rest.splitlines()[-1])
     assert told.pop("steps") > 0
@@ -60,7 +60,7 @@ def test_ctrl_c_while_waiting_stops_the_run_in_order_and_the_caller_stays_as_it_
     }
 
 
-RUNS = """
+RUN_SCRIPT = """
 import rankdeck, sys
 try:
     rankdeck.run("slow.py")
@@ -70,15 +70,15 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_a_script_and_is_raised_once_it_has_ended(tmp_path: Path) -> None:
+def test_ctrl_c_stops_a_script_before_it_is_raised(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", RUNS], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-P", "-c", RUN_SCRIPT], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as caller:
         assert caller.stdout is not None
         wait_until(lambda: "up" in _last_log(), deadline_s=30)
         caller.send_signal(signal.SIGINT)
-        said = caller.communicate(timeout=with_load(60))[0]
+        said = caller.communicate(timeout=scale_timeout(60))[0]
     assert said.splitlines()[-1] == "stopped False up"
 
 
@@ -90,7 +90,7 @@ def _last_log() -> str:
         return ""
 
 
-def test_a_run_that_nobody_waits_for_goes_on_without_its_caller(tmp_path: Path) -> None:
+def test_a_detached_run_outlives_its_caller(tmp_path: Path) -> None:
     script = tmp_path / "slow.py"
     script.write_text("import sys, time\nprint(sys.argv[1:], flush=True)\ntime.sleep(600)\n")
     starts = f"import rankdeck; print(rankdeck.run({str(script)!r}, '--lr', 0.1, wait=False).path)"
@@ -100,7 +100,7 @@ def test_a_run_that_nobody_waits_for_goes_on_without_its_caller(tmp_path: Path) 
         capture_output=True,
         text=True,
         check=True,
-        timeout=with_load(60),
+        timeout=scale_timeout(60),
     )
     run = rankdeck.open_run(done.stdout.strip())
     # Unbuffered, print writes the end of its line by itself.
@@ -110,10 +110,10 @@ def test_a_run_that_nobody_waits_for_goes_on_without_its_caller(tmp_path: Path) 
     assert find_run("last", Path(os.environ["RANKDECK_RUNS"])).path == run.path
 
 
-def test_a_run_that_is_waited_for_stops_when_its_caller_is_killed(tmp_path: Path) -> None:
+def test_an_awaited_run_stops_when_its_caller_is_killed(tmp_path: Path) -> None:
     """A script's; a configuration's, in tests/engine/launch/test_guard.py, is begun in the same way."""
     (tmp_path / "slow.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
-    with subprocess.Popen([sys.executable, "-P", "-c", RUNS], cwd=tmp_path) as caller:
+    with subprocess.Popen([sys.executable, "-P", "-c", RUN_SCRIPT], cwd=tmp_path) as caller:
         wait_until(lambda: "up" in _last_log(), deadline_s=30)
         caller.kill()
     run = rankdeck.open_run("last")

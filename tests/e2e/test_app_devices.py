@@ -16,10 +16,10 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
 from rankdeck_app.state import device_feed
-from rankdeck_app.state.engine_process import Stream
+from rankdeck_app.state.engine_process import EngineStream
 from rankdeck_app.views.devices.page import DevicesPage
 from rankdeck_app.views.launch.side_bar import LaunchView
-from tests.helpers.app_window import app_that_trains, close_app, launched, wait_for
+from tests.helpers.app_window import app_that_trains, close_app, wait_for, wait_for_launch
 from tests.helpers.nvmlsim import CRASH, GIB, GPU_IS_LOST, NOT_SUPPORTED, SimulatedGpus, build
 
 DEADLINE_S = 40
@@ -49,10 +49,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpus(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpus:
     """Eight of them, in the environment of the app."""
     gpus = SimulatedGpus(tmp_path / "gpus", 8, library)
-    for name, value in gpus.as_named.items():
+    for name, value in gpus.simulated_environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(device_feed, "FIRST_PAUSE_S", 0.1)
-    gpus.move(1.0)
+    monkeypatch.setattr(device_feed, "MIN_PAUSE_S", 0.1)
+    gpus.simulate_load(1.0)
     return gpus
 
 
@@ -62,86 +62,92 @@ def app(qtbot: QtBot, tmp_path: Path, gpus: SimulatedGpus) -> Iterator[App]:
         yield app
 
 
-def cards(app: App) -> list[str]:
+def card_descriptions(app: App) -> list[str]:
     view = app.window.show_activity("launch")
     assert isinstance(view, LaunchView)
-    return [card.accessibleDescription() for card in view.devices.here.grid.cards]
+    return [card.accessibleDescription() for card in view.devices.local_devices.grid.cards]
 
 
-def wait_known(app: App, count: int = 8) -> None:
+def wait_for_readings(app: App, count: int = 8) -> None:
     wait_for(lambda: len(app.session.gpus.devices) == count, DEADLINE_S, f"{count} GPUs")
     app.session.draft.set_value(("devices", "use"), "gpu:all")
-    wait_for(lambda: all("°C" in text for text in cards(app)), DEADLINE_S, "readings on every card")
+    wait_for(
+        lambda: all("°C" in text for text in card_descriptions(app)), DEADLINE_S, "readings on every card"
+    )
 
 
-def codes(app: App) -> set[str]:
+def problem_codes(app: App) -> set[str]:
     return {entry.problem.code for entry in app.session.problems.entries}
 
 
-def opened(app: App) -> DevicesPage:
+def open_devices_page(app: App) -> DevicesPage:
     app.window.commands.run("devices.show")
     page = app.window.editor.active_page()
     assert isinstance(page, DevicesPage)
     return page
 
 
-def test_cards_and_tab_follow_the_gpus_while_a_rehearsal_trains(app: App, gpus: SimulatedGpus) -> None:
-    wait_known(app)
+def test_cards_and_tab_show_gpus_during_a_rehearsal(app: App, gpus: SimulatedGpus) -> None:
+    wait_for_readings(app)
     gpus.device(2).used = 40 * GIB
-    wait_for(lambda: "40.0 GiB in use" in cards(app)[2], DEADLINE_S, "40 GiB on GPU 2")
-    text = app.window.status.item("gpus").text()
+    wait_for(lambda: "40.0 GiB in use" in card_descriptions(app)[2], DEADLINE_S, "40 GiB on GPU 2")
+    text = app.window.status_bar.item("gpus").text()
     assert text.startswith("8 simulated GPUs · ") and text.endswith(" of 637 GiB")
-    blocker = app.launching.blocker()
+    blocker = app.launcher.blocker()
     assert blocker is not None and "simulated" in blocker.message
     app.session.draft.set_text(FAST)
-    app.launching.launch_draft()
-    run = launched(app)
+    app.launcher.launch_draft()
+    run = wait_for_launch(app)
     wait_for(lambda: (run.step or 0) > 3, 60, "steps")
-    page = opened(app)
-    wait_for(lambda: len(page.table.figure.rows) == 8, DEADLINE_S, "eight rows")
+    page = open_devices_page(app)
+    wait_for(lambda: len(page.table.data.rows) == 8, DEADLINE_S, "eight rows")
     wait_for(lambda: app.session.gpus.reading(gpus.uuid(0), "fan").state == "unsupported", DEADLINE_S, "fan")
     assert {device.info.kind for device in run.devices} == {"virtual"}, "ranks know nothing of simulated GPUs"
     assert page.breadcrumbs()[-1] == "simulated devices"
 
 
-def test_what_a_driver_can_do_is_told_and_the_app_goes_on(app: App, gpus: SimulatedGpus) -> None:
-    wait_known(app)
+def test_driver_errors_are_reported_and_the_app_continues(app: App, gpus: SimulatedGpus) -> None:
+    wait_for_readings(app)
     gpus.fail(4, "POWER", NOT_SUPPORTED)
-    wait_for(lambda: " W" not in cards(app)[4], DEADLINE_S, "power of GPU 4 to be unsupported")
+    wait_for(lambda: " W" not in card_descriptions(app)[4], DEADLINE_S, "power of GPU 4 to be unsupported")
     gpus.xid(3, 63)
     gpus.fail(5, "ANY", GPU_IS_LOST)
-    wait_for(lambda: cards(app)[5].startswith("lost "), DEADLINE_S, "GPU 5 lost")
-    wait_for(lambda: {"lost", "xid"} <= codes(app), DEADLINE_S, "both problems")
+    wait_for(lambda: card_descriptions(app)[5].startswith("lost "), DEADLINE_S, "GPU 5 lost")
+    wait_for(lambda: {"lost", "xid"} <= problem_codes(app), DEADLINE_S, "both problems")
     gpus.fail(1, "MEMORY", CRASH)
-    wait_for(lambda: cards(app)[1].startswith("lost "), DEADLINE_S, "the GPU that crashes the library")
+    wait_for(
+        lambda: card_descriptions(app)[1].startswith("lost "), DEADLINE_S, "the GPU that crashes the library"
+    )
     gpus.device(0).used = 50 * GIB
-    wait_for(lambda: "50.0 GiB in use" in cards(app)[0], DEADLINE_S, "GPU 0 after the crash")
-    assert "restarted" in codes(app)
+    wait_for(lambda: "50.0 GiB in use" in card_descriptions(app)[0], DEADLINE_S, "GPU 0 after the crash")
+    assert "restarted" in problem_codes(app)
 
 
-def samplers(app: App) -> list[int]:
+def sampler_pids(app: App) -> list[int]:
     """Their processes that are being read."""
-    return [stream.pid for stream in app.session.engine.findChildren(Stream) if stream.pid]
+    return [stream.pid for stream in app.session.engine.findChildren(EngineStream) if stream.pid]
 
 
-def test_a_sampler_that_is_killed_begins_again_and_ends_with_the_app(app: App, gpus: SimulatedGpus) -> None:
-    wait_known(app)
-    (first,) = samplers(app)
+def test_a_killed_sampler_restarts_and_ends_with_the_app(app: App, gpus: SimulatedGpus) -> None:
+    wait_for_readings(app)
+    (first,) = sampler_pids(app)
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: samplers(app) not in ([], [first]), DEADLINE_S, "another sampler")
+    wait_for(lambda: sampler_pids(app) not in ([], [first]), DEADLINE_S, "another sampler")
     gpus.device(6).used = 33 * GIB
-    wait_for(lambda: "33.0 GiB in use" in cards(app)[6], DEADLINE_S, "readings of the other sampler")
-    (pid,) = samplers(app)
+    wait_for(
+        lambda: "33.0 GiB in use" in card_descriptions(app)[6], DEADLINE_S, "readings of the other sampler"
+    )
+    (pid,) = sampler_pids(app)
     tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     close_app(app)
     gone, alive = psutil.wait_procs(tree, timeout=5)
     assert len(gone) >= 2 and not alive
 
 
-def test_a_driver_that_takes_seconds_never_holds_the_window_up(app: App, gpus: SimulatedGpus) -> None:
+def test_a_slow_driver_does_not_block_the_window(app: App, gpus: SimulatedGpus) -> None:
     import time
 
-    wait_known(app)
+    wait_for_readings(app)
     gpus.delay("MEMORY", 2.0)
     longest_s, before_s = 0.0, time.monotonic()
 
@@ -149,7 +155,9 @@ def test_a_driver_that_takes_seconds_never_holds_the_window_up(app: App, gpus: S
         nonlocal longest_s, before_s
         now_s = time.monotonic()
         longest_s, before_s = max(longest_s, now_s - before_s), now_s
-        return any("old figures" in card.accessibleDescription() for card in view.devices.here.grid.cards)
+        return any(
+            "old figures" in card.accessibleDescription() for card in view.devices.local_devices.grid.cards
+        )
 
     view = app.window.show_activity("launch")
     assert isinstance(view, LaunchView)

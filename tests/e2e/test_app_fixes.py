@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from rankdeck.compare.naming import RunAt
+from rankdeck.compare.run_ref import RunRef
 from rankdeck_app.composition import App
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.views.compare.page import ComparePage
-from tests.helpers.app_window import app_that_trains, launched, wait_for
+from tests.helpers.app_window import app_that_trains, wait_for, wait_for_launch
 
-WITHIN_S = 60
+TIMEOUT_S = 60
 CONFIG = """\
 model = { use = "mlp" }
 data = { use = "digits" }
@@ -32,39 +32,39 @@ def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
         yield app
 
 
-def said(app: App, words: str) -> bool:
+def has_toast(app: App, words: str) -> bool:
     return any(words in notice.text for notice in app.window.toasts.history)
 
 
-def started(app: App, tmp_path: Path) -> LiveRun:
+def start_run(app: App, tmp_path: Path) -> LiveRun:
     app.session.draft.replace(CONFIG, folder=tmp_path, stem="even")
-    app.launching.launch_draft()
-    run = launched(app)
-    wait_for(lambda: (run.step or 0) > 3, WITHIN_S, "the first steps")
+    app.launcher.launch_draft()
+    run = wait_for_launch(app)
+    wait_for(lambda: (run.step or 0) > 3, TIMEOUT_S, "the first steps")
     return run
 
 
 @pytest.mark.slow
-def test_a_live_run_is_switched_and_what_cannot_be_done_stops_nothing(app: App, tmp_path: Path) -> None:
-    run = started(app, tmp_path)
-    path = run.run.path
-    app.fixes.take(path, {"train.global_batch": 3})
-    assert said(app, "It stays as it is: train.global_batch = 3")
+def test_a_fix_switches_a_live_run_and_a_failed_one_stops_nothing(app: App, tmp_path: Path) -> None:
+    run = start_run(app, tmp_path)
+    path = run.run_dir.path
+    app.fixes.apply(path, {"train.global_batch": 3})
+    assert has_toast(app, "It stays as it is: train.global_batch = 3")
     # No checkpoint can be saved: something else lies where they would.
-    shutil.rmtree(run.run.checkpoints_folder, ignore_errors=True)
-    run.run.checkpoints_folder.write_text("in the way")
-    app.fixes.take(path, DDP)
-    wait_for(lambda: said(app, "no checkpoint could be saved") or run.is_over, 150, "the refusal")
+    shutil.rmtree(run.run_dir.checkpoints_folder, ignore_errors=True)
+    run.run_dir.checkpoints_folder.write_text("in the way")
+    app.fixes.apply(path, DDP)
+    wait_for(lambda: has_toast(app, "no checkpoint could be saved") or run.is_over, 150, "the refusal")
     at = run.step or 0
-    wait_for(lambda: (run.step or 0) > at, WITHIN_S, "it to train on")
-    run.run.checkpoints_folder.unlink()
+    wait_for(lambda: (run.step or 0) > at, TIMEOUT_S, "it to train on")
+    run.run_dir.checkpoints_folder.unlink()
 
-    app.fixes.take(path, DDP)
-    wait_for(lambda: run.fold.num_attempts == 2 and run.strategy == "ddp", 2 * WITHIN_S, "the next attempt")
-    wait_for(lambda: isinstance(app.window.editor.active_page(), ComparePage), WITHIN_S, "the comparison")
+    app.fixes.apply(path, DDP)
+    wait_for(lambda: run.state.num_attempts == 2 and run.strategy == "ddp", 2 * TIMEOUT_S, "the next attempt")
+    wait_for(lambda: isinstance(app.window.editor.active_page(), ComparePage), TIMEOUT_S, "the comparison")
     page = app.window.editor.active_page()
     assert isinstance(page, ComparePage)
-    assert page.comparing.ats == [RunAt(path, 0), RunAt(path, 1)]
-    assert run.fold.attempts[0].saved_step is not None and not app.fixes._stopping
+    assert page.comparing.refs == [RunRef(path, 0), RunRef(path, 1)]
+    assert run.state.attempts[0].saved_step is not None and not app.fixes._stopping
     # What is fixed next is the attempt that runs now.
-    wait_for(lambda: run.config and run.config.strategy.use == "ddp", WITHIN_S, "the configuration")
+    wait_for(lambda: run.config and run.config.strategy.use == "ddp", TIMEOUT_S, "the configuration")

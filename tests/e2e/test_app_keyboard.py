@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.rundir import RaceDir, RunDir, list_races, list_runs
-from tests.helpers.app_window import end_all_runs
-from tests.helpers.real_window import RealApp, keep_small_draft, real_app, window_manager
+from rankdeck.run_dir import RaceDir, RunDir, list_races, list_runs
+from tests.helpers.app_window import stop_all_runs
+from tests.helpers.real_window import RealApp, real_app, window_manager, write_small_draft
 from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.xvfb, pytest.mark.timeout(300)]
 FOCUS = "[one.accessibleName() or getattr(one, 'text', str)() for one in [window.focusWidget()] if one]"
 PAGE = "window.editor.active_page().page_id"
-PALETTE = "(window.palette_box.isVisible() and window.palette_box.input.hasFocus())"
+PALETTE = "(window.command_palette.isVisible() and window.command_palette.input.hasFocus())"
 
 
 @pytest.fixture
 def app(x_display: str, tmp_path: Path) -> Iterator[RealApp]:
     """The app of somebody whose draft is small."""
-    keep_small_draft(tmp_path)
+    write_small_draft(tmp_path)
     home = tmp_path / "home"
     home.mkdir()
     try:
@@ -30,31 +30,31 @@ def app(x_display: str, tmp_path: Path) -> Iterator[RealApp]:
             yield app
         assert app.process.returncode == 0
     finally:
-        end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
+        stop_all_runs(Path(os.environ["RANKDECK_RUNS"]))
 
 
-def say(app: RealApp, *words: str) -> None:
+def run_palette_command(app: RealApp, *words: str) -> None:
     """Open the palette, and in it and in each list after it type what is wanted and take the first row."""
     app.press("ctrl+shift+p")
     for text in words:
         app.wait(PALETTE)
-        app.person("type", "--delay", 5, text)
-        app.wait(f"{text!r} in window.palette_box.input.text()")
+        app.xdotool("type", "--delay", 5, text)
+        app.wait(f"{text!r} in window.command_palette.input.text()")
         app.press("Return")
 
 
-def chord(app: RealApp, *keys: str) -> None:
+def press_keys(app: RealApp, *keys: str) -> None:
     for key in keys:
         app.press(key)
 
 
-def walk_to(app: RealApp, name: str, most: int = 80) -> None:
+def tab_to(app: RealApp, name: str, most: int = 80) -> None:
     """Tab until the keyboard is at what has this name."""
     seen: list[str] = []
     for _ in range(most):
-        if any(name in one for one in app.ask(FOCUS)):
+        if any(name in one for one in app.evaluate(FOCUS)):
             return
-        seen += app.ask(FOCUS)
+        seen += app.evaluate(FOCUS)
         app.press("Tab")
     raise AssertionError(f"no Tab leads to {name}: {seen}")
 
@@ -72,45 +72,45 @@ def only_race() -> RaceDir:
     return race
 
 
-def launched(app: RealApp, count: int) -> RunDir:
+def launch_run(app: RealApp, count: int) -> RunDir:
     app.press("ctrl+F5")
     run = newest_run(count)
     app.wait(f"{PAGE} == {f'run:{run.path}'!r}", 60)
-    app.wait("len(window.editor.active_page().run.fold.losses) > 20", 60)
+    app.wait("len(window.editor.active_page().run.state.losses) > 20", 60)
     return run
 
 
-def stopped(app: RealApp, run: RunDir) -> None:
+def stop_run(app: RealApp, run: RunDir) -> None:
     app.press("shift+F5")
     wait_until(lambda: not run.is_alive(), deadline_s=60, what="the stop")
     app.wait("window.editor.active_page().run.outcome == 'stopped'")
 
 
-def test_a_walk_with_nothing_but_keys(app: RealApp) -> None:
-    say(app, "change strategy", "ddp")
+def test_the_app_can_be_used_with_the_keyboard_alone(app: RealApp) -> None:
+    run_palette_command(app, "change strategy", "ddp")
     app.press("ctrl+shift+l")
-    walk_to(app, "virtual devices")
+    tab_to(app, "virtual devices")
     app.press("Up")
-    first = launched(app, 1)
+    first = launch_run(app, 1)
     config = first.config()
     assert (config.strategy.use, config.devices.use) == ("ddp", "cpu:2")
-    stopped(app, first)
+    stop_run(app, first)
 
-    second = launched(app, 2)
-    stopped(app, second)
-    say(app, "run: resume")
+    second = launch_run(app, 2)
+    stop_run(app, second)
+    run_palette_command(app, "run: resume")
     wait_until(second.is_alive, deadline_s=60, what="the resumed run")
     app.wait("window.editor.active_page().run.outcome == 'running'", 60)
-    stopped(app, second)
+    stop_run(app, second)
 
-    chord(app, "ctrl+k", "c")
+    press_keys(app, "ctrl+k", "c")
     for keys in (["Down", "Return"], ["Down", "Down", "Return"], ["Return"]):
         app.wait(PALETTE)
         for key in keys:
             app.press(key)
     app.wait(f"{PAGE} == 'compare:1' and len(window.editor.active_page().comparing.runs) == 2")
 
-    chord(app, "ctrl+k", "F5")
+    press_keys(app, "ctrl+k", "F5")
     race = only_race()
     app.wait(f"{PAGE} == {f'race:{race.path}'!r}", 60)
     app.wait("window.context.get('activeRaceAlive')", 60)

@@ -12,12 +12,14 @@ from rankdeck.config import presets
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck_app.composition import App
 from rankdeck_app.views.launch.side_bar import LaunchView
-from tests.helpers.app_window import app_that_trains, launched, wait_for
+from tests.helpers.app_window import app_that_trains, wait_for, wait_for_launch
 
-RUN_S = 120
+RUN_TIMEOUT_S = 120
 # The suggestion of test_app_launch.py is one of them.
 PRESETS = [
-    pytest.param(card, id=card.name, marks=pytest.mark.slow) for card in presets.all() if not card.needs_gpu
+    pytest.param(card, id=card.name, marks=pytest.mark.slow)
+    for card in presets.list_presets()
+    if not card.needs_gpu
 ]
 ROWS = [pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
 
@@ -40,9 +42,9 @@ def check_three_steps(app: App, strategy: str, devices: str) -> None:
     section = side_bar(app).strategy
     assert section.list.currentRow() == list(STRATEGIES).index(strategy)
     assert {place[1] for place in section.options.fields} == shown_options(strategy)
-    app.launching.launch_draft()
-    run = launched(app)
-    wait_for(lambda: run.outcome not in (None, "running"), RUN_S, "the end of the run")
+    app.launcher.launch_draft()
+    run = wait_for_launch(app)
+    wait_for(lambda: run.outcome not in (None, "running"), RUN_TIMEOUT_S, "the end of the run")
     assert run.outcome == "completed" and run.step == 3, run.problems
 
 
@@ -56,13 +58,13 @@ def shown_options(strategy: str) -> set[str]:
 
 
 @pytest.mark.parametrize("card", PRESETS)
-def test_a_preset_starts_from_the_side_bar(app: App, card: presets.PresetCard) -> None:
+def test_every_preset_launches_from_the_side_bar(app: App, card: presets.Preset) -> None:
     app.actions.use_preset(card)
     check_three_steps(app, card.strategy, "cpu:4")
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_of_the_strategy_list_starts_as_it_is(app: App, name: str) -> None:
+def test_every_strategy_launches_with_its_defaults(app: App, name: str) -> None:
     section = side_bar(app).strategy
     small = {"layers": 4, "heads": 4, "width": 64, "context": 32}
     app.session.draft.set_values({("model", "args", key): value for key, value in small.items()})

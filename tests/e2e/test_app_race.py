@@ -27,13 +27,13 @@ use = "cpu:2"
 
 
 @pytest.mark.slow
-def test_a_race_from_the_plan_goes_on_without_the_app_and_is_stopped_by_the_next_one(
+def test_a_race_outlives_the_app_and_can_be_stopped_after_a_restart(
     qtbot: QtBot, qapp: QApplication, tmp_path: Path
 ) -> None:
     app = open_app(tmp_path)
     (tmp_path / "tiny.toml").write_text(TINY)
     app.actions.open_config(tmp_path / "tiny.toml")
-    app.session.disk.settle()
+    app.session.io_thread.wait_for_done()
     plan = app.window.editor.open("plan:")
     assert isinstance(plan, PlanPage)
     plan.race_button.click()

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.home import state_dir
-from rankdeck.rundir import RunDir, list_runs
-from tests.helpers.app_window import end_all_runs
-from tests.helpers.real_window import RealApp, keep_small_draft, real_app, window_manager
+from rankdeck.run_dir import RunDir, list_runs
+from tests.helpers.app_window import stop_all_runs
+from tests.helpers.real_window import RealApp, real_app, window_manager, write_small_draft
 from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.xvfb, pytest.mark.timeout(240)]
 GROUPS = "[[tab.page_id for tab in group.tabs] for group in window.editor.groups()]"
-RIGHT = "on_screen(window.editor, QPoint(window.editor.width() - 40, window.editor.height() // 2))"
-OVER = "any(group._overlay.isVisible() for group in window.editor.groups())"
-LOSSES = "[len(page.run.fold.losses) for page in window.editor.pages() if page.page_id.startswith('run:')]"
+RIGHT_EDGE = "on_screen(window.editor, QPoint(window.editor.width() - 40, window.editor.height() // 2))"
+IS_DROP_OVERLAY_VISIBLE = "any(group._overlay.isVisible() for group in window.editor.groups())"
+LOSSES = "[len(page.run.state.losses) for page in window.editor.pages() if page.page_id.startswith('run:')]"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def display(x_display: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """An empty home of somebody whose draft is small."""
-    keep_small_draft(tmp_path)
+    write_small_draft(tmp_path)
     folder = tmp_path / "home"
     folder.mkdir()
     return folder
@@ -54,20 +54,20 @@ def steps_in(run: RunDir) -> list[int]:
 
 
 def split_with_the_mouse(app: RealApp, page_id: str) -> None:
-    app.drag(app.ask(f"tab({page_id!r})"), app.ask(RIGHT), OVER)
+    app.drag(app.evaluate(f"tab({page_id!r})"), app.evaluate(RIGHT_EDGE), IS_DROP_OVERLAY_VISIBLE)
     app.wait(f"len({GROUPS}) == 2 and {page_id!r} in {GROUPS}[1]")
 
 
-def test_the_first_window_lies_on_the_screen_with_its_frame(display: str, home: Path) -> None:
+def test_the_first_window_fits_on_the_screen_with_its_frame(display: str, home: Path) -> None:
     with real_app(display, home) as app:
         app.wait("window.frameGeometry().height() > window.geometry().height()")
         app.wait("window.screen().availableGeometry().contains(window.frameGeometry())")
-        assert app.ask("window.status.isVisible()")
+        assert app.evaluate("window.status_bar.isVisible()")
     assert app.process.returncode == 0
     assert not list(home.iterdir()), "nothing is put into a home unasked"
 
 
-def test_a_killed_app_comes_back_with_its_split_and_every_step(display: str, home: Path) -> None:
+def test_a_killed_app_restores_its_layout_and_every_step(display: str, home: Path) -> None:
     try:
         with real_app(display, home) as app:
             app.press("ctrl+F5")
@@ -76,9 +76,9 @@ def test_a_killed_app_comes_back_with_its_split_and_every_step(display: str, hom
             app.wait(f"{page!r} in sum({GROUPS}, [])", 60)
             split_with_the_mouse(app, page)
             app.wait(f"({LOSSES} or [0])[0] > 20", 60)
-            groups = app.ask(GROUPS)
+            groups = app.evaluate(GROUPS)
             state = state_dir() / "app" / "window.json"
-            layout = app.ask("window.editor.save_state()")
+            layout = app.evaluate("window.editor.save_state()")
             wait_until(
                 lambda: state.is_file() and json.loads(state.read_text())["editor"] == layout,
                 what="the layout on disk",
@@ -89,7 +89,7 @@ def test_a_killed_app_comes_back_with_its_split_and_every_step(display: str, hom
         with real_app(display, home) as app:
             app.wait(f"{GROUPS} == {groups!r}")
             app.wait(f"({LOSSES} or [0])[0] > {seen + 20}", 60)
-            app.click(app.ask(f"tab({page!r})"))
+            app.click(app.evaluate(f"tab({page!r})"))
             app.wait(f"window.editor.active_page().page_id == {page!r}")
             app.press("shift+F5")
             wait_until(lambda: not run.is_alive(), deadline_s=60, what="the stop")
@@ -98,4 +98,4 @@ def test_a_killed_app_comes_back_with_its_split_and_every_step(display: str, hom
             app.wait(f"{LOSSES} == [{len(told)}]")
         assert app.process.returncode == 0
     finally:
-        end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
+        stop_all_runs(Path(os.environ["RANKDECK_RUNS"]))

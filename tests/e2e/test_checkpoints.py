@@ -16,16 +16,16 @@ from safetensors.torch import load_file
 
 from rankdeck import events
 from rankdeck.checkpoint_files import list_checkpoints
-from rankdeck.launch.control import request_stop, wait_ended
-from rankdeck.run.fold import read_fold
-from rankdeck.run.summarising import summarise
-from rankdeck.rundir import EventReader, RunDir, default_runs_folder, list_runs
-from tests.helpers import killing
-from tests.helpers.cli import rankdeck_here
-from tests.helpers.launching import problems, wait_until_gone
-from tests.helpers.waiting import wait_until, with_load
+from rankdeck.launch.control import request_stop, wait_for_end
+from rankdeck.run.run_state import read_run_state
+from rankdeck.run.summary_builder import summarize
+from rankdeck.run_dir import EventReader, RunDir, default_runs_folder, list_runs
+from tests.helpers import killed_runs
+from tests.helpers.cli import rankdeck_in_process
+from tests.helpers.launching import read_problems, wait_until_gone
+from tests.helpers.waiting import scale_timeout, wait_until
 
-MINE = """
+USER_CODE = """
 import os, resource, time
 from pathlib import Path
 from torch import nn
@@ -76,8 +76,8 @@ devices = { use = "cpu:1" }
 """
 
 
-def _job(folder: Path) -> Path:
-    (folder / "mine.py").write_text(MINE)
+def _write_job(folder: Path) -> Path:
+    (folder / "mine.py").write_text(USER_CODE)
     path = folder / "saved.toml"
     path.write_text(CONFIG)
     return path
@@ -85,11 +85,11 @@ def _job(folder: Path) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    return _job(tmp_path)
+    return _write_job(tmp_path)
 
 
 @dataclass(frozen=True)
-class Restarted:
+class RestartedRun:
     """A run that failed once, went on by itself and is at its last step."""
 
     run: RunDir
@@ -97,32 +97,34 @@ class Restarted:
 
 
 @pytest.fixture(scope="module")
-def restarted(tmp_path_factory: pytest.TempPathFactory) -> Restarted:
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> RestartedRun:
     folder = tmp_path_factory.mktemp("restarted")
     changes = ["--set", "launch.max_restarts=2", "--runs", folder / "runs"]
-    facts = rankdeck_here("train", _job(folder), *changes, "--json", code=0, env={"FAULT": "once"}).json
+    facts = rankdeck_in_process(
+        "train", _write_job(folder), *changes, "--json", exit_code=0, env={"FAULT": "once"}
+    ).json
     run = RunDir(Path(facts["path"]))
     wait_until_gone(run)
-    return Restarted(run, facts)
+    return RestartedRun(run, facts)
 
 
 @pytest.fixture
-def finished(restarted: Restarted) -> RunDir:
+def finished(restarted: RestartedRun) -> RunDir:
     """A copy of a run at its last step, with checkpoints of steps 10, 15 and 20; the only run here, and a
     stranger's to this home."""
     return RunDir(shutil.copytree(restarted.run.path, default_runs_folder() / restarted.run.name))
 
 
-def the_run() -> RunDir:
+def only_run() -> RunDir:
     (run,) = list_runs()
     return run
 
 
-def saved_steps(run: RunDir) -> list[int]:
+def list_saved_steps(run: RunDir) -> list[int]:
     return sorted(checkpoint.step for checkpoint in list_checkpoints(run.checkpoints_folder))
 
 
-def told(run: RunDir) -> list[tuple[int, str]]:
+def read_saves(run: RunDir) -> list[tuple[int, str]]:
     found = [event for _, event in EventReader(run).read() if isinstance(event, events.CheckpointSaved)]
     return [(event.step, event.reason) for event in found]
 
@@ -130,39 +132,38 @@ def told(run: RunDir) -> list[tuple[int, str]]:
 @pytest.mark.parametrize(
     ("strategy", "devices"), [("single", "cpu:1"), pytest.param("ddp", "cpu:2", marks=pytest.mark.slow)]
 )
-def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_a_stop_now_that_lost_a_save(
-    job: Path, strategy: str, devices: str
-) -> None:
+def test_a_run_is_saved_on_request_and_at_a_stop_and_resumes(job: Path, strategy: str, devices: str) -> None:
     """A stop's save takes longer than a stop waits for a step."""
     of = ("--strategy", strategy, "--devices", devices)
     endless = ("--set", "train.steps=1000000", "--set", "train.checkpoint_every=0")
-    started = rankdeck_here("train", job, *endless, *of, "--detach", "--json", code=0)
+    started = rankdeck_in_process("train", job, *endless, *of, "--detach", "--json", exit_code=0)
     assert set(started.json) == {"run", "path"}
     run = RunDir(Path(started.json["path"]))
     assert run.is_alive() and run.name == started.json["run"]
     try:
-        killing.wait_for_step(run, 5)
-        as_json = rankdeck_here("checkpoint", run.path, "--json", code=0).json
+        killed_runs.wait_for_step(run, 5)
+        as_json = rankdeck_in_process("checkpoint", run.path, "--json", exit_code=0).json
         assert set(as_json) == {"step", "bytes", "seconds", "path"} and Path(as_json["path"]).is_dir()
-        asked = rankdeck_here("checkpoint", run.path, code=0)
+        asked = rankdeck_in_process("checkpoint", run.path, exit_code=0)
         assert Path(asked.out.strip()).is_dir() and asked.err.startswith("step ")
-        assert rankdeck_here("resume", run.path, code=2).err.startswith(f"{run.name} is running.")
+        assert rankdeck_in_process("resume", run.path, exit_code=2).err.startswith(f"{run.name} is running.")
     finally:
         job.with_name("slow").touch()
-        stopped = rankdeck_here("stop", run.path, "--json", code=0).json
+        stopped = rankdeck_in_process("stop", run.path, "--json", exit_code=0).json
     assert stopped == {"run": run.name, "outcome": "stopped"}
-    stopped_at = saved_steps(run)[-1]
-    assert [reason for _, reason in told(run)] == ["request", "request", "stop"]
-    assert rankdeck_here("checkpoint", run.path, code=2).err.startswith(
+    stopped_at = list_saved_steps(run)[-1]
+    assert [reason for _, reason in read_saves(run)] == ["request", "request", "stop"]
+    assert rankdeck_in_process("checkpoint", run.path, exit_code=2).err.startswith(
         f"{run.name} is not running: stopped."
     )
-    assert problems(run, "warning") == []
+    assert read_problems(run, "warning") == []
 
-    lost_at = _stopped_in_a_save(run)
+    lost_at = _stop_during_a_save(run)
     job.with_name("slow").unlink()
-    assert saved_steps(run)[-1] == stopped_at < lost_at
-    again = rankdeck_here("resume", run.path, "--set", f"train.steps={stopped_at + 4}", "--strategy", "ddp",
-                     "--devices", "cpu:2", "--json", code=0).json  # fmt: skip
+    assert list_saved_steps(run)[-1] == stopped_at < lost_at
+    again = rankdeck_in_process("resume", run.path, "--set", f"train.steps={stopped_at + 4}",
+                                "--strategy", "ddp", "--devices", "cpu:2", "--json",
+                                exit_code=0).json  # fmt: skip
     assert again["attempts"] == 3 and again["steps"] == stopped_at + 4 and again["outcome"] == "completed"
     assert again["strategy"] == run.config().strategy.use == "ddp"
     assert len(run.environment()["devices"]) == 2
@@ -176,75 +177,79 @@ def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_a_stop_now_tha
     assert min(firsts) == stopped_at + 1
 
 
-def _stopped_in_a_save(run: RunDir) -> int:
+def _stop_during_a_save(run: RunDir) -> int:
     """Resume it and end it in the middle of the save of its stop; the step that it had come to at least."""
-    before = saved_steps(run)
-    rankdeck_here("resume", run.path, "--detach", code=0)
+    before = list_saved_steps(run)
+    rankdeck_in_process("resume", run.path, "--detach", exit_code=0)
     step = before[-1] + 5
-    killing.wait_for_step(run, step)
+    killed_runs.wait_for_step(run, step)
     request_stop(run)
     wait_until((run.requests_folder / "saving").exists)
     began = time.monotonic()
     request_stop(run, now=True)
-    assert wait_ended(run, with_load(20)) and time.monotonic() - began < with_load(4)
-    (lost,) = problems(run, "warning")
+    assert wait_for_end(run, scale_timeout(20)) and time.monotonic() - began < scale_timeout(4)
+    (lost,) = read_problems(run, "warning")
     assert lost.code == "save-lost" and run.outcome() == "stopped"
     assert not (run.requests_folder / "saving").exists(), "nobody waits for it once more"
-    assert saved_steps(run) == before
+    assert list_saved_steps(run) == before
     return step
 
 
 @pytest.mark.usefixtures("finished")
-def test_a_run_at_its_last_step_is_told_how_to_get_more_of_them() -> None:
-    refused = rankdeck_here("resume", "last", "--trust", "--json", code=2).json["problems"][0]
+def test_resuming_a_finished_run_advises_more_steps() -> None:
+    refused = rankdeck_in_process("resume", "last", "--trust", "--json", exit_code=2).json["problems"][0]
     assert refused["code"] == "nothing-left" and "--set train.steps=40" in refused["advice"]
 
 
-def test_fewer_steps_than_are_done_are_refused_before_anything_starts(finished: RunDir) -> None:
+def test_resuming_to_an_earlier_step_is_refused(finished: RunDir) -> None:
     finished.weights.unlink()
     before = sorted(finished.path.rglob("*"))
-    refused = rankdeck_here("resume", "last", "--trust", "--set", "train.steps=12", "--json", code=2)
+    refused = rankdeck_in_process(
+        "resume", "last", "--trust", "--set", "train.steps=12", "--json", exit_code=2
+    )
     assert refused.json["problems"][0]["code"] == "nothing-left"
     assert sorted(finished.path.rglob("*")) == before and finished.outcome() == "completed"
 
 
-def test_a_run_that_only_lacks_its_weights_saves_them(finished: RunDir) -> None:
+def test_resuming_without_a_weights_file_saves_it(finished: RunDir) -> None:
     before, num_bytes = load_file(finished.weights), finished.weights.stat().st_size
     finished.weights.unlink()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes - 1, limits[1]))
     try:
-        refused = rankdeck_here("resume", "last", "--trust", "--json", code=3).json["problems"][-1]
+        refused = rankdeck_in_process("resume", "last", "--trust", "--json", exit_code=3).json["problems"][-1]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert refused["code"] == "weights-not-saved" and "ulimit -f" in refused["advice"], refused
     assert "File too large" in refused["message"] and f"{num_bytes / 1024:.1f} KiB" in refused["advice"]
-    assert rankdeck_here("resume", "last", "--trust", "--json", code=0).json["outcome"] == "completed"
+    assert (
+        rankdeck_in_process("resume", "last", "--trust", "--json", exit_code=0).json["outcome"] == "completed"
+    )
     after = load_file(finished.weights)
     assert after.keys() == before.keys() and all(after[name].equal(before[name]) for name in before)
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_a_full_disk_costs_others_only(
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(
     finished: RunDir,
 ) -> None:
     run = finished
-    assert saved_steps(run) == [10, 15, 20]
+    assert list_saved_steps(run) == [10, 15, 20]
     (shard,) = (run.checkpoints_folder / "20").glob("shard-*.safetensors")
     data = bytearray(shard.read_bytes())
     data[len(data) // 2 : len(data) // 2 + 64] = bytes(64)
     shard.write_bytes(data)
     # The disk is full from step 23 to step 33.
-    facts = rankdeck_here(
-        "resume", "last", "--trust", "--set", "train.steps=40", "--json", code=0, env={"FAULT": "full"}
+    facts = rankdeck_in_process(
+        "resume", "last", "--trust", "--set", "train.steps=40", "--json", exit_code=0, env={"FAULT": "full"}
     ).json
     (problem,) = [item for item in facts["problems"] if item["code"] == "checkpoint-damaged"]
     assert (
         problem["message"]
         == f"The checkpoint of step 20 is damaged: {shard.name} does not match its checksum."
     )
-    assert facts["attempts"] == 3 and read_fold(run).attempts[2].restored == 15
+    assert facts["attempts"] == 3 and read_run_state(run).attempts[2].restored == 15
     assert (facts["outcome"], facts["steps"]) == ("completed", 40)
-    assert saved_steps(run) == [20, 35, 40]
+    assert list_saved_steps(run) == [20, 35, 40]
     known = ("restarted", "checkpoint-damaged")
     lost = [item["message"] for item in facts["problems"] if item["code"] not in known]
     assert lost == [
@@ -252,17 +257,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_a_full_dis
     ]
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_says_so(finished: RunDir) -> None:
+def test_a_run_with_only_damaged_checkpoints_is_not_resumed(finished: RunDir) -> None:
     for step in ("10", "15", "20"):
         (finished.checkpoints_folder / step / "progress.json").write_text("{}")
-    refused = rankdeck_here("resume", "last", "--trust", "--set", "train.steps=30", code=2).err
+    refused = rankdeck_in_process("resume", "last", "--trust", "--set", "train.steps=30", exit_code=2).err
     assert (
         "has no checkpoint to go on from. The checkpoint of step 20 is damaged: progress.json has" in refused
     )
-    assert finished.end() is not None and finished.next_attempt() == 2
+    assert finished.exit_record() is not None and finished.next_attempt() == 2
 
 
-def test_a_run_that_may_restart_goes_on_by_itself_and_names_the_cause(restarted: Restarted) -> None:
+def test_an_automatic_restart_is_reported_with_its_cause(restarted: RestartedRun) -> None:
     facts = restarted.facts
     assert (facts["outcome"], facts["attempts"], facts["steps"]) == ("completed", 2, 20)
     (problem,) = facts["problems"]
@@ -273,14 +278,14 @@ def test_a_run_that_may_restart_goes_on_by_itself_and_names_the_cause(restarted:
 
 
 @pytest.mark.slow
-def test_what_fails_twice_in_the_same_way_fails_for_good(job: Path) -> None:
-    facts = rankdeck_here(
-        "train", job, "--set", "launch.max_restarts=5", "--json", code=1, env={"FAULT": "always"}
+def test_the_same_failure_twice_is_final(job: Path) -> None:
+    facts = rankdeck_in_process(
+        "train", job, "--set", "launch.max_restarts=5", "--json", exit_code=1, env={"FAULT": "always"}
     ).json
     assert (facts["outcome"], facts["attempts"]) == ("failed", 2)
     first, last = facts["problems"]
     assert "(restart 1 of 5)" in first["message"] and first["severity"] == "warning"
     assert "bad batch 18" in last["message"] and "It was the same before" in last["message"]
     assert last["severity"] == "error"
-    assert [item.code for item in problems(the_run())] == [last["code"]]
-    assert summarise(the_run()).facts()["exit_code"] == 1
+    assert [item.code for item in read_problems(only_run())] == [last["code"]]
+    assert summarize(only_run()).facts()["exit_code"] == 1

@@ -16,23 +16,25 @@ from typing import Any
 
 import pytest
 
-from rankdeck.rundir import RunDir, find_run, list_runs
+from rankdeck.run_dir import RunDir, find_run, list_runs
 from tests.helpers import launching
-from tests.helpers.cli import Finished, rankdeck, rankdeck_here, start_rankdeck
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.cli import FinishedCommand, rankdeck, rankdeck_in_process, start_rankdeck
+from tests.helpers.waiting import scale_timeout, wait_until
 
 LONG = ("train", "digits-mlp", "--devices", "cpu:1", "--set", "train.steps=1000000")
 
 
-def train(preset: str, devices: str, steps: int, *more: str, code: int = 0) -> Finished:
-    return rankdeck("train", preset, "--devices", devices, "--set", f"train.steps={steps}", *more, code=code)
+def train(preset: str, devices: str, steps: int, *more: str, code: int = 0) -> FinishedCommand:
+    return rankdeck(
+        "train", preset, "--devices", devices, "--set", f"train.steps={steps}", *more, exit_code=code
+    )
 
 
 def has_stepped(run: RunDir) -> bool:
     return any(b'"kind":"steps"' in file.read_bytes() for file in run.events_folder.glob("rank-*.jsonl"))
 
 
-def the_run(tmp_path: Path) -> RunDir:
+def wait_for_run(tmp_path: Path) -> RunDir:
     """The only run of this test's folder, once it is up and has trained a step."""
     folder = tmp_path / "rankdeck-runs"
     wait_until(
@@ -43,7 +45,7 @@ def the_run(tmp_path: Path) -> RunDir:
     return run
 
 
-def test_train_as_json_keeps_the_contract_of_show(tmp_path: Path) -> None:
+def test_train_json_has_the_keys_of_show_json(tmp_path: Path) -> None:
     facts = train("digits-ddp", "cpu:2", 60, "--json").json
     assert (facts["outcome"], facts["strategy"], facts["steps"]) == ("completed", "ddp", 60)
     assert facts["loss"]["last"] < facts["loss"]["first"]
@@ -55,16 +57,16 @@ def test_train_as_json_keeps_the_contract_of_show(tmp_path: Path) -> None:
         assert device["kind"] == "virtual"
         assert sum(device["peak_by_kind"].values()) == device["peak_bytes"] > 0
     assert facts["problems"] == [] and facts["source"] == "measured in rehearsal"
-    assert rankdeck_here("show", "last", "--json", code=0).json == {**facts, "findings": []}
-    leaving_s = launching.leaving_s(find_run("last", tmp_path / "rankdeck-runs"))
-    assert leaving_s < launching.within_grace(1)
+    assert rankdeck_in_process("show", "last", "--json", exit_code=0).json == {**facts, "findings": []}
+    leaving_s = launching.exit_delay_s(find_run("last", tmp_path / "rankdeck-runs"))
+    assert leaving_s < launching.stop_timeout_s(1)
 
 
-def test_a_finished_run_was_told_in_plain_lines_and_is_shown_listed_watched_and_exported(
+def test_a_finished_run_can_be_shown_listed_watched_and_exported(
     tmp_path: Path,
 ) -> None:
     """The preset's own steps, after which it reads digits right: see test_presets.py."""
-    done = rankdeck("train", "digits-mlp", "--devices", "cpu:1", "--name", "my run", code=0)
+    done = rankdeck("train", "digits-mlp", "--devices", "cpu:1", "--name", "my run", exit_code=0)
     lines = done.out.splitlines()
     assert lines[0] == "starting 1 rank"
     left_out = '2 of 1442 samples are left out of each epoch (data.last = "drop")'
@@ -74,15 +76,15 @@ def test_a_finished_run_was_told_in_plain_lines_and_is_shown_listed_watched_and_
     assert any(line.startswith("completed  1500/1500 steps") for line in lines)
     assert lines[-1].split()[0] == "run" and "my-run" in lines[-1]
     assert "\x1b" not in done.out and done.err == ""
-    (row,) = rankdeck_here("runs", "--json", code=0).json
+    (row,) = rankdeck_in_process("runs", "--json", exit_code=0).json
     assert (row["outcome"], row["steps"], row["strategy"]) == ("completed", 1500, "single")
-    assert "measured in rehearsal" in rankdeck_here("show", "my-run", code=0).out
-    facts = rankdeck_here("show", "my-run", "--json", code=0).json
+    assert "measured in rehearsal" in rankdeck_in_process("show", "my-run", exit_code=0).out
+    facts = rankdeck_in_process("show", "my-run", "--json", exit_code=0).json
     assert facts["evaluation"]["accuracy"] >= 0.95 and facts["steps"] == facts["steps_planned"]
-    kinds = {line["kind"] for line in rankdeck_here("watch", "last", "--json", code=0).lines}
+    kinds = {line["kind"] for line in rankdeck_in_process("watch", "last", "--json", exit_code=0).lines}
     assert {"run_started", "rank_started", "steps", "memory", "evaluation", "run_ended"} <= kinds
     for kind in ("safetensors", "csv", "json"):
-        rankdeck_here("export", "last", "--to", kind, tmp_path / f"out.{kind}", code=0)
+        rankdeck_in_process("export", "last", "--to", kind, tmp_path / f"out.{kind}", exit_code=0)
     from safetensors.numpy import load_file
 
     weights = load_file(tmp_path / "out.safetensors")
@@ -92,23 +94,23 @@ def test_a_finished_run_was_told_in_plain_lines_and_is_shown_listed_watched_and_
     assert json.loads((tmp_path / "out.json").read_text())["summary"]["steps"] == 1500
 
 
-def test_a_detached_run_goes_on_also_after_ctrl_c_on_watch_and_is_stopped_by_its_name(tmp_path: Path) -> None:
-    path = Path(rankdeck_here(*LONG, "--detach", code=0).out.strip())
-    run = the_run(tmp_path)
+def test_ctrl_c_on_watch_does_not_stop_a_detached_run(tmp_path: Path) -> None:
+    path = Path(rankdeck_in_process(*LONG, "--detach", exit_code=0).out.strip())
+    run = wait_for_run(tmp_path)
     assert run.path == path and run.is_alive()
     with start_rankdeck("watch", "last") as watcher:
         assert watcher.stdout is not None
         watcher.stdout.readline()
         watcher.send_signal(signal.SIGINT)
-        _, err = watcher.communicate(timeout=with_load(30))
+        _, err = watcher.communicate(timeout=scale_timeout(30))
     assert watcher.returncode == 130 and "Traceback" not in err
     assert run.is_alive()
-    rankdeck_here("export", "last", "--to", "safetensors", tmp_path / "w", code=2)
-    assert rankdeck_here("stop", run.name, code=0).out.strip() == f"{run.name}: stopped"
+    rankdeck_in_process("export", "last", "--to", "safetensors", tmp_path / "w", exit_code=2)
+    assert rankdeck_in_process("stop", run.name, exit_code=0).out.strip() == f"{run.name}: stopped"
     assert not run.is_alive() and run.outcome() == "stopped"
-    assert rankdeck_here("stop", "last", code=0).err.strip().endswith("is not running: stopped.")
-    assert rankdeck_here("stop", "last", "--json", code=0).json["outcome"] == "stopped"
-    told = rankdeck_here("export", "last", "--to", "safetensors", tmp_path / "w", code=0).err
+    assert rankdeck_in_process("stop", "last", exit_code=0).err.strip().endswith("is not running: stopped.")
+    assert rankdeck_in_process("stop", "last", "--json", exit_code=0).json["outcome"] == "stopped"
+    told = rankdeck_in_process("export", "last", "--to", "safetensors", tmp_path / "w", exit_code=0).err
     from safetensors import safe_open
 
     with safe_open(tmp_path / "w", "numpy") as weights:
@@ -117,7 +119,7 @@ def test_a_detached_run_goes_on_also_after_ctrl_c_on_watch_and_is_stopped_by_its
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "terminated"])
-def test_a_command_that_is_ended_while_its_run_begins_stops_it_and_ends_with_130(
+def test_interrupting_a_starting_run_stops_it_and_exits_with_130(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """While it trains: test_api.py."""
@@ -126,13 +128,13 @@ def test_a_command_that_is_ended_while_its_run_begins_stops_it_and_ends_with_130
         assert command.stdout.readline() == "starting 1 rank\n"
         run = find_run("last", tmp_path / "rankdeck-runs")
         command.send_signal(number)
-        out, err = command.communicate(timeout=with_load(60))
+        out, err = command.communicate(timeout=scale_timeout(60))
     assert command.returncode == 130, err
     assert "stopped" in out and "Traceback" not in err
     assert run.outcome() == "stopped" and not run.is_alive()
 
 
-def test_head_ends_the_command_and_its_run_without_a_word(tmp_path: Path) -> None:
+def test_a_closed_pipe_stops_the_run_silently(tmp_path: Path) -> None:
     with start_rankdeck(*LONG) as command:
         assert command.stdout is not None and command.stderr is not None
         command.stdout.readline()
@@ -142,15 +144,15 @@ def test_head_ends_the_command_and_its_run_without_a_word(tmp_path: Path) -> Non
     assert find_run("last", tmp_path / "rankdeck-runs").outcome() == "stopped"
 
 
-def test_a_terminal_gets_a_bar_and_one_more_per_device() -> None:
-    shown = _in_a_terminal("train", "digits-ddp", "--devices", "cpu:2", "--set", "train.steps=150")
+def test_a_terminal_shows_a_progress_bar_and_one_per_device() -> None:
+    shown = _run_in_terminal("train", "digits-ddp", "--devices", "cpu:2", "--set", "train.steps=150")
     assert "0 Virtual 0" in shown and "1 Virtual 1" in shown
     assert "━" in shown and "samples/s" in shown and "peak" in shown
     assert "completed" in shown
     assert "Traceback" not in shown
 
 
-def _in_a_terminal(*args: str) -> str:
+def _run_in_terminal(*args: str) -> str:
     """What `rankdeck ARGS` writes to a terminal of 100 columns."""
     ours, theirs = pty.openpty()
     command = subprocess.Popen(
@@ -190,7 +192,7 @@ def _in_a_terminal(*args: str) -> str:
         ({"devices.use": "gpu:all"}, 3, "No NVIDIA driver found"),
     ],
 )
-def test_a_run_that_cannot_be_ends_in_words_and_its_exit_code(
+def test_an_impossible_run_is_refused_with_its_exit_code(
     tmp_path: Path, changes: dict[str, Any], code: int, words: str
 ) -> None:
     if "gpu:all" in changes.values() and Path("/proc/driver/nvidia/version").exists():
@@ -198,9 +200,9 @@ def test_a_run_that_cannot_be_ends_in_words_and_its_exit_code(
     file = tmp_path / "mine.toml"
     file.write_text('[train]\nsteps = 50\n[devices]\nuse = "cpu:1"\n')
     sets = [item for key, value in changes.items() for item in ("--set", f"{key}={value}")]
-    done = rankdeck("train", file, *sets, code=code)
+    done = rankdeck("train", file, *sets, exit_code=code)
     assert words in done.err, done.err
     assert "Traceback" not in done.out
     assert not list_runs(tmp_path / "rankdeck-runs")
-    told = rankdeck_here("train", file, *sets, "--json", code=code).json["problems"]
+    told = rankdeck_in_process("train", file, *sets, "--json", exit_code=code).json["problems"]
     assert told and words in told[0]["message"] and told[0]["advice"]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.cli import rankdeck_in_process
 
 
-def trained(strategy: str, devices: str) -> Any:
+def train(strategy: str, devices: str) -> Any:
     options = ("--set", "train.steps=3", "--set", "train.clip_norm=1.0", "--json")
-    told = rankdeck_here(
-        "train", "digits-mlp", "--strategy", strategy, "--devices", devices, *options, code=0
+    told = rankdeck_in_process(
+        "train", "digits-mlp", "--strategy", strategy, "--devices", devices, *options, exit_code=0
     ).json
     assert (told["outcome"], told["steps"]) == ("completed", 3)
     return told
@@ -23,6 +23,6 @@ def trained(strategy: str, devices: str) -> Any:
 # ddp in test_torch_versions.py.
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_strategy_of_many_ranks_trains_on_one_device(strategy: str) -> None:
-    told = trained(strategy, "cpu:1")
+def test_a_multi_rank_strategy_trains_on_one_device(strategy: str) -> None:
+    told = train(strategy, "cpu:1")
     assert told["comm"] is None or told["comm"]["sent_bytes_per_step"] == [0]

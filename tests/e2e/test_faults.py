@@ -20,13 +20,13 @@ import pytest
 from rankdeck import events
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.launch.control import request_stop
-from rankdeck.rundir import RunDir, list_runs
+from rankdeck.run_dir import RunDir, list_runs
 from tests.helpers import launching
-from tests.helpers.cli import rankdeck_here, start_rankdeck
+from tests.helpers.cli import rankdeck_in_process, start_rankdeck
 from tests.helpers.processes import processes_of_run
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.waiting import scale_timeout, wait_until
 
-MINE = """
+USER_CODE = """
 import os, signal, time
 from pathlib import Path
 import torch
@@ -100,20 +100,20 @@ launch = { timeout_s = 14 }
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     """A configuration whose code fails as FAULT says."""
-    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    (tmp_path / "mine.py").write_text(USER_CODE, encoding="utf-8")
     path = tmp_path / "faulty.toml"
     path.write_text(CONFIG, encoding="utf-8")
     return path
 
 
-def the_run(tmp_path: Path) -> RunDir:
+def only_run(tmp_path: Path) -> RunDir:
     (run,) = list_runs(tmp_path / "rankdeck-runs")
     return run
 
 
-def one_problem(run: RunDir) -> dict[str, Any]:
+def only_problem(run: RunDir) -> dict[str, Any]:
     """The only error that `show` tells of the run."""
-    shown = rankdeck_here("show", run.path, "--json", code=0).json
+    shown = rankdeck_in_process("show", run.path, "--json", exit_code=0).json
     (problem,) = [found for found in shown["problems"] if found.get("severity") != "warning"]
     assert problem["advice"]
     return dict(problem)
@@ -130,23 +130,23 @@ def one_problem(run: RunDir) -> dict[str, Any]:
         pytest.param("leave", "rank-exited", "left in step 20", marks=pytest.mark.slow),
     ],
 )
-def test_a_fault_of_one_rank_ends_in_one_problem_that_names_it(
+def test_a_fault_of_one_rank_is_one_problem_with_that_rank(
     job: Path, tmp_path: Path, fault: str, code: str, words: str
 ) -> None:
-    done = rankdeck_here("train", job, env={"FAULT": fault})
-    assert done.code == 1, done.err
+    done = rankdeck_in_process("train", job, env={"FAULT": fault})
+    assert done.exit_code == 1, done.err
     assert words in done.err and "Traceback" not in done.err.splitlines()
-    run = the_run(tmp_path)
-    problem = one_problem(run)
+    run = only_run(tmp_path)
+    problem = only_problem(run)
     assert (problem["code"], problem["rank"]) == (code, 1)
     assert words in problem["message"]
     launching.wait_until_gone(run)
 
 
-def test_parameters_that_nothing_used_are_called_by_their_names(job: Path, tmp_path: Path) -> None:
-    done = rankdeck_here("train", job, env={"FAULT": "spare"})
-    assert done.code == 2, done.err
-    problem = one_problem(the_run(tmp_path))
+def test_unused_parameters_are_reported_by_name(job: Path, tmp_path: Path) -> None:
+    done = rankdeck_in_process("train", job, env={"FAULT": "spare"})
+    assert done.exit_code == 2, done.err
+    problem = only_problem(only_run(tmp_path))
     assert problem["code"] == "unused-parameters"
     assert problem["message"] == "These took no part in the loss: spare.bias, spare.weight."
     assert problem["advice"].startswith("Set strategy.find_unused_parameters = true")
@@ -155,26 +155,26 @@ def test_parameters_that_nothing_used_are_called_by_their_names(job: Path, tmp_p
 # In tests/engine/launch/test_supervisor.py a rank without torch leaves so.
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "devices", "rank"), [("single", "cpu:1", 0), ("dp", "cpu:2", 0)])
-def test_a_run_of_one_process_that_leaves_early_has_not_completed(
+def test_a_single_process_that_exits_early_fails_the_run(
     job: Path, tmp_path: Path, strategy: str, devices: str, rank: int
 ) -> None:
     told = ("--strategy", strategy, "--devices", devices)
-    done = rankdeck_here("train", job, *told, env={"FAULT": "leave alone"})
-    assert done.code == 1 and "left in step 20" in done.err, done.err
-    problem = one_problem(the_run(tmp_path))
+    done = rankdeck_in_process("train", job, *told, env={"FAULT": "leave alone"})
+    assert done.exit_code == 1 and "left in step 20" in done.err, done.err
+    problem = only_problem(only_run(tmp_path))
     assert (problem["code"], problem["rank"]) == ("rank-exited", rank)
 
 
 @pytest.mark.parametrize(
     ("fault", "rank"), [("factory", None), pytest.param("factory of 1", 1, marks=pytest.mark.slow)]
 )
-def test_a_factory_that_raises_is_bad_input_and_of_no_rank_where_all_say_it(
+def test_an_exception_in_a_factory_is_reported_as_bad_input(
     job: Path, tmp_path: Path, fault: str, rank: int | None
 ) -> None:
-    done = rankdeck_here("train", job, "--set", "train.verify=auto", env={"FAULT": fault})
-    assert done.code == 2, done.err
+    done = rankdeck_in_process("train", job, "--set", "train.verify=auto", env={"FAULT": fault})
+    assert done.exit_code == 2, done.err
     assert "mine.py" in done.err and "Traceback" not in done.out
-    problem = one_problem(the_run(tmp_path))
+    problem = only_problem(only_run(tmp_path))
     assert (problem["code"], problem["rank"]) == ("model", rank)
     for word in ("mine.py", "KeyError", "no such layer"):
         assert word in problem["message"]
@@ -188,29 +188,29 @@ def test_a_factory_that_raises_is_bad_input_and_of_no_rank_where_all_say_it(
         ('data={use="text", args={path="/nowhere/at/all"}}', "/nowhere/at/all"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_a_run_exists(
+def test_invalid_configurations_are_refused_before_a_run_exists(
     job: Path, tmp_path: Path, change: str, words: str
 ) -> None:
-    done = rankdeck_here("train", job, "--set", change, env={"FAULT": ""})
+    done = rankdeck_in_process("train", job, "--set", change, env={"FAULT": ""})
     # Without a driver it is the machine that lacks something.
-    assert done.code in ((2, 3) if "gpu" in change else (2,)), done.err
+    assert done.exit_code in ((2, 3) if "gpu" in change else (2,)), done.err
     assert words in done.err and "Traceback" not in done.err
     assert not list_runs(tmp_path / "rankdeck-runs")
 
 
-def _training(run: RunDir) -> bool:
+def _has_steps(run: RunDir) -> bool:
     return any(isinstance(event, events.Steps) for _, event in launching.all_events(run))
 
 
 def wait_for_training(tmp_path: Path) -> RunDir:
     wait_until(lambda: list_runs(tmp_path / "rankdeck-runs"), deadline_s=30, what="the run")
-    run = the_run(tmp_path)
-    wait_until(lambda: _training(run) or run.end(), deadline_s=60, what="the first step")
-    assert run.end() is None
+    run = only_run(tmp_path)
+    wait_until(lambda: _has_steps(run) or run.exit_record(), deadline_s=60, what="the first step")
+    assert run.exit_record() is None
     return run
 
 
-def listening(run: RunDir) -> set[str]:
+def listen_addresses(run: RunDir) -> set[str]:
     """The addresses at which processes of a run listen."""
     return {
         connection.laddr.ip
@@ -222,16 +222,14 @@ def listening(run: RunDir) -> set[str]:
 
 # Ctrl-C is in test_cli.py and test_api.py.
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_run_listens_on_loopback_only_and_a_rank_that_somebody_asks_to_stop_is_named_and_nothing_is_lost(
-    job: Path, tmp_path: Path, rank: int
-) -> None:
+def test_a_rank_stopped_from_outside_is_reported_and_saved(job: Path, tmp_path: Path, rank: int) -> None:
     changes = ("--set", "train.steps=100000", "--devices", "cpu:2")
     with start_rankdeck("train", job, *changes, env={"FAULT": ""}) as command:
         run = wait_for_training(tmp_path)
-        assert (found := listening(run)) and found <= {"127.0.0.1", "::1"}
+        assert (found := listen_addresses(run)) and found <= {"127.0.0.1", "::1"}
         os.kill(launching.rank_pids(run)[rank], signal.SIGTERM)
-        command.communicate(timeout=with_load(60))
-    problem = one_problem(run)
+        command.communicate(timeout=scale_timeout(60))
+    problem = only_problem(run)
     assert problem["rank"] == rank and "asked to stop (SIGTERM) by something outside" in problem["message"]
     assert list_checkpoints(run.checkpoints_folder)
 
@@ -242,9 +240,7 @@ def test_a_run_listens_on_loopback_only_and_a_rank_that_somebody_asks_to_stop_is
     "victim",
     ["guard", *(pytest.param(other, marks=pytest.mark.slow) for other in ("supervisor", "command"))],
 )
-def test_real_ranks_and_their_data_loading_end_with_whatever_is_killed(
-    job: Path, tmp_path: Path, victim: str
-) -> None:
+def test_killing_a_parent_process_ends_ranks_and_data_loaders(job: Path, tmp_path: Path, victim: str) -> None:
     env = {"FAULT": ""}
     changes = ["--set", "train.steps=100000", "--set", "data.workers=2", "--devices", "cpu:2"]
     with start_rankdeck("train", job, *changes, env=env) as command:
@@ -258,7 +254,7 @@ def test_real_ranks_and_their_data_loading_end_with_whatever_is_killed(
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         launching.wait_until_gone(run)
-        out, err = command.communicate(timeout=with_load(20))
+        out, err = command.communicate(timeout=scale_timeout(20))
     assert run.outcome() == {"supervisor": "failed", "guard": "lost", "command": "stopped"}[victim]
     if victim == "guard":
         assert command.returncode == 1
@@ -267,9 +263,9 @@ def test_real_ranks_and_their_data_loading_end_with_whatever_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(20))
-def test_ranks_leave_at_once_every_time(job: Path, tmp_path: Path, attempt: int) -> None:
-    rankdeck_here("train", job, "--set", "train.steps=5", env={"FAULT": ""}, code=0)
-    assert launching.leaving_s(the_run(tmp_path)) < launching.within_grace(1)
+def test_ranks_exit_promptly(job: Path, tmp_path: Path, attempt: int) -> None:
+    rankdeck_in_process("train", job, "--set", "train.steps=5", env={"FAULT": ""}, exit_code=0)
+    assert launching.exit_delay_s(only_run(tmp_path)) < launching.stop_timeout_s(1)
 
 
 @pytest.mark.slow
@@ -288,71 +284,69 @@ def test_ranks_leave_at_once_every_time(job: Path, tmp_path: Path, attempt: int)
         ("hang alone", "dp", 0, ("in step 20, in loss (", "mine.py, line ")),
     ],
 )
-def test_who_hangs_is_suspected_then_named_under_every_strategy(
+def test_a_hanging_rank_is_suspected_and_then_reported(
     job: Path, tmp_path: Path, fault: str, strategy: str, rank: int | None, words: tuple[str, ...]
 ) -> None:
     model = "mlp" if strategy == "pipeline" else "mine.py:model"
     sets = ("--set", "launch.timeout_s=6", "--set", f'model={{use="{model}"}}')
     changes = ("--strategy", strategy, "--devices", "cpu:2", *sets)
-    done = rankdeck_here("train", job, *changes, env={"FAULT": fault})
-    assert done.code == 1, done.err
-    run = the_run(tmp_path)
-    problem = one_problem(run)
+    done = rankdeck_in_process("train", job, *changes, env={"FAULT": fault})
+    assert done.exit_code == 1, done.err
+    run = only_run(tmp_path)
+    problem = only_problem(run)
     assert (problem["code"], problem["rank"]) == ("hang", rank)
     assert all(word in problem["message"] for word in words), problem["message"]
-    warning = launching.problems(run, "warning")[-1]
+    warning = launching.read_problems(run, "warning")[-1]
     assert (warning.code, warning.rank) == ("hang-suspected", rank)
     assert warning.message.startswith("No progress for") and "ends by itself" in str(warning.advice)
-    explained = rankdeck_here("why", run.path, code=0).out
+    explained = rankdeck_in_process("why", run.path, exit_code=0).out
     assert warning.message in explained and "ends by itself" not in explained
 
 
 @pytest.mark.slow
-def test_a_rank_that_a_person_suspends_is_told_and_goes_on_when_they_let_it(
-    job: Path, tmp_path: Path
-) -> None:
+def test_a_suspended_rank_is_reported_and_can_continue(job: Path, tmp_path: Path) -> None:
     sets = ("--set", "launch.timeout_s=2", "--set", "train.steps=30")
     with start_rankdeck("train", job, "--devices", "cpu:2", *sets, env={"FAULT": "suspend"}) as command:
         run = wait_for_training(tmp_path)
         (warning,) = wait_until(
-            lambda: launching.problems(run, "warning"), deadline_s=60, what="the suspended rank"
+            lambda: launching.read_problems(run, "warning"), deadline_s=60, what="the suspended rank"
         )
         assert (warning.code, warning.rank) == ("rank-suspended", 1)
-        shown = rankdeck_here("stacks", run.path, "--json", code=0).json
+        shown = rankdeck_in_process("stacks", run.path, "--json", exit_code=0).json
         assert [rank["why"] for rank in shown["ranks"]] == [None, "suspended"]
         time.sleep(4)  # longer than a hang would be allowed
         os.kill(shown["ranks"][1]["pid"], signal.SIGCONT)
-        command.communicate(timeout=with_load(60))
+        command.communicate(timeout=scale_timeout(60))
     assert command.returncode == 0 and run.outcome() == "completed"
 
 
 @pytest.mark.slow
-def test_a_save_that_takes_longer_than_the_timeout_is_no_hang(job: Path, tmp_path: Path) -> None:
+def test_a_slow_save_is_no_hang(job: Path, tmp_path: Path) -> None:
     changes = ("--devices", "cpu:2", "--set", "launch.timeout_s=1")
     changes += ("--set", "train.steps=3", "--set", "train.checkpoint_every=3")
-    rankdeck_here("train", job, *changes, env={"FAULT": "slow save"}, code=0)
-    run = the_run(tmp_path)
+    rankdeck_in_process("train", job, *changes, env={"FAULT": "slow save"}, exit_code=0)
+    run = only_run(tmp_path)
     saved = [event for _, event in launching.all_events(run) if isinstance(event, events.CheckpointSaved)]
-    assert saved and all(one.seconds > 1.5 for one in saved) and not launching.problems(run, "warning")
+    assert saved and all(one.seconds > 1.5 for one in saved) and not launching.read_problems(run, "warning")
 
 
 @pytest.mark.slow
-def test_stacks_tell_of_every_rank_where_it_stands(job: Path, tmp_path: Path) -> None:
+def test_stacks_prints_the_location_of_every_rank(job: Path, tmp_path: Path) -> None:
     changes = ("--devices", "cpu:2", "--set", "launch.on_hang=wait", "--detach")
-    rankdeck_here("train", job, *changes, env={"FAULT": "hang"}, code=0)
+    rankdeck_in_process("train", job, *changes, env={"FAULT": "hang"}, exit_code=0)
     run = wait_for_training(tmp_path)
 
     def stands() -> list[dict[str, Any]] | None:
-        ranks = rankdeck_here("stacks", run.path, "--json", code=0).json["ranks"]
+        ranks = rankdeck_in_process("stacks", run.path, "--json", exit_code=0).json["ranks"]
         return ranks if ranks[0]["collective"] and ranks[1]["frames"][0]["function"] == "loss" else None
 
-    ranks = wait_until(stands, deadline_s=30, every_s=0.5, what="rank 0 in its collective")
+    ranks = wait_until(stands, deadline_s=30, interval_s=0.5, what="rank 0 in its collective")
     assert ranks[0]["collective"]["kind"] == "all_reduce" and "Current thread" in ranks[0]["text"]
-    words = rankdeck_here("stacks", run.path, code=0).out
+    words = rankdeck_in_process("stacks", run.path, exit_code=0).out
     assert "all_reduce number" in words.splitlines()[0] and "): loss (" in words
     request_stop(run, now=True)
-    assert launching.ended(run).outcome == "stopped"
-    assert "is not running: stopped" in rankdeck_here("stacks", run.path, code=2).err
+    assert launching.wait_for_exit_record(run).outcome == "stopped"
+    assert "is not running: stopped" in rankdeck_in_process("stacks", run.path, exit_code=2).err
 
 
 @pytest.fixture
@@ -371,7 +365,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def fill(disk: Path) -> Path:
+def fill_disk(disk: Path) -> Path:
     """Leave no room on a disk; the file that takes it."""
     filler = disk / "filler"
     with open(filler, "wb", buffering=0) as file:
@@ -382,44 +376,44 @@ def fill(disk: Path) -> Path:
             return filler
 
 
-def wait_at(job: Path, sign: str) -> None:
+def wait_for_sign(job: Path, sign: str) -> None:
     """Until both ranks wait for this sign."""
     signs = [job.with_name(f"{sign}-{rank}") for rank in range(2)]
     wait_until(lambda: all(path.exists() for path in signs), deadline_s=60, what=f"both ranks at '{sign}'")
 
 
-def _without_room_on(disk: Path, job: Path, steps: int) -> tuple[RunDir, Path]:
+def _start_on_full_disk(disk: Path, job: Path, steps: int) -> tuple[RunDir, Path]:
     """A run on the small disk that found it full after 20 steps, and the file that takes the room; the run's
     weights have 340 KB. Should it come to step 140, it waits there for `freed`.
     """
     changes = [f"train.steps={steps}", 'model={use="mlp"}', "launch.timeout_s=60"]
     sets = [word for change in changes for word in ("--set", change)]
     env = {"FAULT": "disk"}
-    rankdeck_here("train", job, *sets, "--devices", "cpu:2", "--runs", disk, "--detach", env=env, code=0)
+    rankdeck_in_process(
+        "train", job, *sets, "--devices", "cpu:2", "--runs", disk, "--detach", env=env, exit_code=0
+    )
     (run,) = list_runs(disk)
-    wait_at(job, "filled")
-    filler = fill(disk)
+    wait_for_sign(job, "filled")
+    filler = fill_disk(disk)
     job.with_name("filled").touch()
     return run, filler
 
 
-def test_a_disk_that_stays_full_fails_the_run_because_its_weights_are_lost(
-    job: Path, small_disk: Path
-) -> None:
-    run, _ = _without_room_on(small_disk, job, steps=130)
-    end = launching.ended(run)
+def test_a_full_disk_fails_the_run_if_weights_cannot_be_saved(job: Path, small_disk: Path) -> None:
+    run, _ = _start_on_full_disk(small_disk, job, steps=130)
+    end = launching.wait_for_exit_record(run)
     assert (end.outcome, end.exit_code) == ("failed", 1)
     assert end.reason is not None and "o space" in end.reason
 
 
-def test_a_disk_that_was_full_for_a_while_costs_events_and_says_so(job: Path, small_disk: Path) -> None:
-    run, filler = _without_room_on(small_disk, job, steps=150)
-    wait_at(job, "freed")
+def test_a_temporarily_full_disk_loses_events_and_is_reported(job: Path, small_disk: Path) -> None:
+    run, filler = _start_on_full_disk(small_disk, job, steps=150)
+    wait_for_sign(job, "freed")
     filler.unlink()
     job.with_name("freed").touch()
-    end = launching.ended(run)
+    end = launching.wait_for_exit_record(run)
     assert (end.outcome, end.exit_code) == ("completed", 0)
     # Nor has this disk room for a checkpoint, which the first step finds.
-    codes = [problem.code for problem in launching.problems(run, "warning")]
+    codes = [problem.code for problem in launching.read_problems(run, "warning")]
     assert sorted(codes) == ["checkpoint-would-fail", "disk-full"]
-    assert not launching.problems(run)
+    assert not launching.read_problems(run)

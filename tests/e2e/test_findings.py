@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.diagnose.findings import RULES
-from rankdeck.rundir import list_runs
+from rankdeck.diagnose.findings import FINDING_RULES
+from rankdeck.run_dir import list_runs
 from tests.helpers import launching
-from tests.helpers.cli import rankdeck_here
-from tests.helpers.scripts import finished, launch_script
-from tests.helpers.waiting import with_load
+from tests.helpers.cli import rankdeck_in_process
+from tests.helpers.scripts import launch_script, wait_for_script_end
+from tests.helpers.waiting import scale_timeout
 
 ARCHIVES = sorted((Path(__file__).parents[1] / "fixtures").glob("runs-*.tar.xz"))
-TRUE_OF = {
+EXPECTED_FINDINGS = {
     "imbalance": ("-dp-", "-model-", "-pipeline-"),
     "same-data-on-all-ranks": ("-script-",),
 }
@@ -24,7 +24,7 @@ script that gives its ranks the same random data.
 """
 OUT_OF_MEMORY = "-too-small-"
 
-_TRAINS = """
+_TRAIN_SCRIPT = """
 import sys
 import torch
 import torch.distributed as dist
@@ -59,26 +59,28 @@ dist.destroy_process_group()
         pytest.param("alike", ["same-data-on-all-ranks"], id="all ranks alike"),
     ],
 )
-def test_a_script_under_ddp(tmp_path: Path, how: str, found: list[str]) -> None:
-    run = launch_script(tmp_path, _TRAINS, ranks=2, observe="light", args=[how])
-    launching.ended(run, with_load(60))
-    assert finished(run)[1] == 0
-    problems = rankdeck_here("why", run.path, "--json", code=0).json["problems"]
+def test_equal_data_on_all_ddp_ranks_is_found(tmp_path: Path, how: str, found: list[str]) -> None:
+    run = launch_script(tmp_path, _TRAIN_SCRIPT, ranks=2, observe="light", args=[how])
+    launching.wait_for_exit_record(run, scale_timeout(60))
+    assert wait_for_script_end(run)[1] == 0
+    problems = rankdeck_in_process("why", run.path, "--json", exit_code=0).json["problems"]
     assert [problem["code"] for problem in problems] == found
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=[path.name.split(".tar")[0] for path in ARCHIVES])
-def test_of_runs_that_train_as_they_should_nothing_is_found(tmp_path: Path, archive: Path) -> None:
+def test_recorded_runs_have_only_their_expected_findings(tmp_path: Path, archive: Path) -> None:
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path, filter="data")
-    codes = {rule.code for rule in RULES}
+    codes = {rule.code for rule in FINDING_RULES}
     runs = list_runs(tmp_path / "runs")
     assert len(runs) > 5
     for run in runs:
         if OUT_OF_MEMORY in run.name:
             continue  # why it ended is answered with plans, which take seconds each
-        problems = rankdeck_here("why", run.path, "--json", code=0).json["problems"]
+        problems = rankdeck_in_process("why", run.path, "--json", exit_code=0).json["problems"]
         found = {problem["code"] for problem in problems} & codes
-        assert found <= {code for code, names in TRUE_OF.items() if any(part in run.name for part in names)}
+        assert found <= {
+            code for code, names in EXPECTED_FINDINGS.items() if any(part in run.name for part in names)
+        }
         if "-script-two-ranks-" in run.name:
             assert [problem["code"] for problem in problems] == ["same-data-on-all-ranks"]

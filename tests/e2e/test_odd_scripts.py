@@ -11,63 +11,67 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli import Finished, rankdeck, rankdeck_here, start_rankdeck
+from tests.helpers.cli import FinishedCommand, rankdeck, rankdeck_in_process, start_rankdeck
 from tests.helpers.scripts import last_run
-from tests.helpers.waiting import with_load
+from tests.helpers.waiting import scale_timeout
 
 _SLEEPS = "import time; time.sleep(600)"
 
 
 @dataclass(frozen=True)
-class Odd:
+class OddScript:
     """A script: what it exits with and prints, and what is said of it."""
 
     source: str
     out: str = ""
     status: int = 0
-    words: str = ""
+    expected_text: str = ""
     ranks: int = 1
 
 
-ODD = {
-    "stdout is closed": Odd("import os\nprint('seen')\nos.close(1)\nos.close(2)\nos._exit(0)", "seen\n"),
-    "os._exit(0)": Odd(
+ODD_SCRIPTS = {
+    "stdout is closed": OddScript(
+        "import os\nprint('seen')\nos.close(1)\nos.close(2)\nos._exit(0)", "seen\n"
+    ),
+    "os._exit(0)": OddScript(
         "import os, atexit\natexit.register(print, 'never')\nprint('on')\nos._exit(0)", "on\n"
     ),
-    "os._exit(3)": Odd("import os\nprint('on')\nos._exit(3)", "on\n", 3, "train.py exited with 3."),
-    "os._exit(3) of a rank": Odd(
+    "os._exit(3)": OddScript("import os\nprint('on')\nos._exit(3)", "on\n", 3, "train.py exited with 3."),
+    "os._exit(3) of a rank": OddScript(
         f"import os\nif os.environ['RANK'] == '1': os._exit(3)\n{_SLEEPS}",
         status=3,
-        words="train.py exited with 3 (rank 1).",
+        expected_text="train.py exited with 3 (rank 1).",
         ranks=2,
     ),
-    "os._exit(0) of a rank": Odd(
+    "os._exit(0) of a rank": OddScript(
         "import os\nif os.environ['RANK'] == '1': os._exit(0)\nprint('on')", "on\n", ranks=2
     ),
-    "one rank raises": Odd(
+    "one rank raises": OddScript(
         f"import os\nif os.environ['RANK'] == '1': raise ValueError('bad batch')\n{_SLEEPS}",
         status=1,
-        words="rank 1 raised ValueError: bad batch ({folder}/train.py, line 2)",
+        expected_text="rank 1 raised ValueError: bad batch ({folder}/train.py, line 2)",
         ranks=2,
     ),
-    "it interrupts itself": Odd("raise KeyboardInterrupt", "", 130, "The process was ended by SIGINT."),
-    "a thread of C++ outlives it": Odd(
+    "it interrupts itself": OddScript("raise KeyboardInterrupt", "", 130, "The process was ended by SIGINT."),
+    "a thread of C++ outlives it": OddScript(
         "import atexit, os\n"
         "atexit.register(os.abort)\n"
         "atexit.register(os.write, 2, b'terminate called without an active exception\\n')\n"
         "raise ValueError('bad batch')",
         status=134,
-        words="The script raised ValueError: bad batch ({folder}/train.py, line 4)",
+        expected_text="The script raised ValueError: bad batch ({folder}/train.py, line 4)",
     ),
-    "a thread raises, and it exits": Odd(
+    "a thread raises, and it exits": OddScript(
         "import sys, threading\n"
         "def load():\n    raise ValueError('bad row')\n"
         "thread = threading.Thread(target=load)\nthread.start()\nthread.join()\nsys.exit(1)",
         status=1,
-        words="train.py exited with 1. Before that it raised ValueError: bad row in a thread "
+        expected_text="train.py exited with 1. Before that it raised ValueError: bad row in a thread "
         "({folder}/train.py, line 3)",
     ),
-    "it crashes": Odd("import ctypes\nctypes.string_at(0)", "", 139, "The process was ended by SIGSEGV."),
+    "it crashes": OddScript(
+        "import ctypes\nctypes.string_at(0)", "", 139, "The process was ended by SIGSEGV."
+    ),
 }
 
 
@@ -81,30 +85,30 @@ def folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return project
 
 
-def _alone(folder: Path) -> Finished:
+def _run_with_python(folder: Path) -> FinishedCommand:
     done = subprocess.run(
         [sys.executable, "-u", "train.py"],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=with_load(60),
+        timeout=scale_timeout(60),
         check=False,
     )
     status = 128 - done.returncode if done.returncode < 0 else done.returncode
-    return Finished(status, done.stdout, done.stderr)
+    return FinishedCommand(status, done.stdout, done.stderr)
 
 
-def _of_rankdeck(alone: Finished, ours: Finished) -> list[str]:
+def _added_lines(alone: FinishedCommand, ours: FinishedCommand) -> list[str]:
     """What Rankdeck has said behind what the script has written, where everything else is the same."""
-    assert (ours.out, ours.code) == (alone.out, alone.code)
+    assert (ours.out, ours.exit_code) == (alone.out, alone.exit_code)
     first, _, rest = ours.err.partition("\n")
     assert first.startswith("python: ") and rest.startswith(alone.err)
     return rest.removeprefix(alone.err).splitlines()
 
 
 # What is said of these is also tried in tests/engine/launch/test_scripts.py.
-ODD_ALSO = (
+SLOW_ODD_SCRIPTS = (
     "os._exit(3)",
     "os._exit(3) of a rank",
     "os._exit(0) of a rank",
@@ -114,21 +118,22 @@ ODD_ALSO = (
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in ODD_ALSO else ()) for name in ODD]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW_ODD_SCRIPTS else ()) for name in ODD_SCRIPTS],
 )
-def test_it_is_what_it_is_alone(folder: Path, name: str) -> None:
-    odd = ODD[name]
+def test_an_odd_script_behaves_as_under_python(folder: Path, name: str) -> None:
+    odd = ODD_SCRIPTS[name]
     (folder / "train.py").write_text(odd.source + "\n")
     ours = rankdeck("run", "--nproc-per-node", str(odd.ranks), "train.py", cwd=folder)
-    said = _of_rankdeck(_alone(folder), ours) if odd.ranks == 1 else ours.err.splitlines()[1:]
-    assert (ours.code, ours.out) == (odd.status, odd.out)
+    said = _added_lines(_run_with_python(folder), ours) if odd.ranks == 1 else ours.err.splitlines()[1:]
+    assert (ours.exit_code, ours.out) == (odd.status, odd.out)
     ended = f"failed with exit status {odd.status} after " if odd.status else "completed after "
     run = last_run()
     assert said[-1].startswith(ended) and said[-1].endswith(f"; rankdeck show {run.name}")
-    shown = rankdeck_here("show", run.name, code=0)
+    shown = rankdeck_in_process("show", run.name, exit_code=0)
     assert "note         no optimizer step was seen" in shown.out
-    if odd.words:
-        words = odd.words.format(folder=folder)
+    if odd.expected_text:
+        words = odd.expected_text.format(folder=folder)
         assert words in said[-4:-2] and words in shown.err
     else:
         assert len(said) == 1 and not shown.err
@@ -179,22 +184,22 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_script_that_does_everything_at_once(folder: Path) -> None:
+def test_a_script_with_all_oddities_behaves_as_under_python(folder: Path) -> None:
     """Executes itself, replaces Tensor.backward and stdout, has two optimizers, forks, spawns, raises."""
     (folder / "train.py").write_text(EVERYTHING)
     ours = rankdeck("run", "train.py", cwd=folder)
-    said = _of_rankdeck(_alone(folder), ours)
+    said = _added_lines(_run_with_python(folder), ours)
     lines = ours.out.splitlines()
-    assert (ours.code, lines[:4]) == (1, ["once more", "spawned", "MINE 0 0", "20 TRUE"])
+    assert (ours.exit_code, lines[:4]) == (1, ["once more", "spawned", "MINE 0 0", "20 TRUE"])
     assert said[0].startswith("The script raised RuntimeError: over (")
-    facts = rankdeck_here("show", "last", "--json", code=0).json
+    facts = rankdeck_in_process("show", "last", "--json", exit_code=0).json
     assert [rank["steps"] for rank in facts["observed"]["ranks"]] == [10, 5]
     assert (facts["steps"], facts["observed"]["optimizer"]) == (10, "torch.optim.adam:Adam")
     assert facts["loss"]["last"] == pytest.approx(float(lines[4]))
     assert facts["notes"][0] == "SGD stepped 10 times besides the leading optimizer"
 
 
-HANGS = """
+HANG_SCRIPT = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
@@ -209,13 +214,13 @@ dist.all_reduce(torch.ones(1))
 
 
 @pytest.mark.slow
-def test_a_rank_that_stays_away_from_a_collective_is_named_on_stderr(folder: Path) -> None:
+def test_a_rank_missing_in_a_collective_is_reported_on_stderr(folder: Path) -> None:
     """The command goes on until somebody ends it."""
-    (folder / "train.py").write_text(HANGS)
+    (folder / "train.py").write_text(HANG_SCRIPT)
     with start_rankdeck("run", "--nproc-per-node", "2", "train.py", cwd=folder) as command:
         assert command.stderr is not None
         words = next(line for line in command.stderr if line.startswith("rank 1: No progress for "))
         command.send_signal(signal.SIGTERM)
         assert f"({folder}/train.py, line 10), while the others wait in all_reduce number " in words
-        assert command.wait(with_load(40)) == 143
+        assert command.wait(scale_timeout(40)) == 143
         assert "stopped with exit status 143 after " in command.stderr.read()

@@ -16,28 +16,28 @@ import pytest
 from PySide6.QtCore import QCoreApplication
 
 from rankdeck_app.state.live_run import LiveRun
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.waiting import wait_until
 
 ARCHIVES = sorted((Path(__file__).parents[1] / "fixtures").glob("runs-*.tar.xz"))
 
 
-def _names(archive: Path) -> list[str]:
+def _run_names(archive: Path) -> list[str]:
     with tarfile.open(archive) as packed:
         return sorted(name.split("/")[1] for name in packed.getnames() if name.endswith("/show.json"))
 
 
-RUNS = [(archive, name) for archive in ARCHIVES for name in _names(archive)]
+RUNS = [(archive, name) for archive in ARCHIVES for name in _run_names(archive)]
 
 
-def _is_said_here(archive: Path, name: str) -> bool:
+def _is_always_resumed(archive: Path, name: str) -> bool:
     """Whether a run is resumed by every test run: the one whose checkpoint has the most in it."""
     return archive == ARCHIVES[0] and "-pipeline-async-" in name
 
 
 _NEVER_RESUMED = ("failed", "restarted", "diverged", "too-small", "script", "two-hosts")
 RESUMED = [
-    pytest.param(*run, marks=() if _is_said_here(*run) else pytest.mark.slow, id=run[1][16:-5])
+    pytest.param(*run, marks=() if _is_always_resumed(*run) else pytest.mark.slow, id=run[1][16:-5])
     for run in RUNS
     if not any(f"-{word}-" in run[1] for word in _NEVER_RESUMED)
 ]
@@ -57,24 +57,24 @@ def run(unpacked: dict[Path, Path], archive: Path, name: str) -> Path:
     return unpacked[archive] / "runs" / name
 
 
-def _said_then(run: Path) -> dict[str, Any]:
+def _recorded_summary(run: Path) -> dict[str, Any]:
     text = (run / "show.json").read_text().replace("/tmp/rankdeck-fixtures/runs", str(run.parent))
     said: dict[str, Any] = json.loads(text)
     return {key: value for key, value in said.items() if key not in ("path", "weights")}
 
 
-def _same(then: Any, now: Any) -> bool:
+def _contains(then: Any, now: Any) -> bool:
     """Whether everything said then is said now: keys may have been added."""
     if isinstance(then, dict):
-        return isinstance(now, dict) and all(key in now and _same(then[key], now[key]) for key in then)
+        return isinstance(now, dict) and all(key in now and _contains(then[key], now[key]) for key in then)
     if isinstance(then, list):
-        return isinstance(now, list) and len(then) == len(now) and all(map(_same, then, now))
+        return isinstance(now, list) and len(then) == len(now) and all(map(_contains, then, now))
     if isinstance(then, float):
         return now == pytest.approx(then, rel=1e-9)
     return bool(then == now)
 
 
-def test_there_are_runs_of_every_strategy_and_every_end() -> None:
+def test_archives_have_every_strategy_and_outcome() -> None:
     names = " ".join(name for _, name in RUNS)
     for word in ("single", "dp", "ddp", "fsdp", "model", "pipeline", "tensor", "hybrid"):
         assert f"-{word}-" in names
@@ -83,12 +83,12 @@ def test_there_are_runs_of_every_strategy_and_every_end() -> None:
 
 
 @pytest.mark.parametrize(("archive", "name"), RUNS, ids=[name[16:-5] for _, name in RUNS])
-def test_an_older_run_is_shown_as_before(run: Path) -> None:
-    then = _said_then(run)
-    now = rankdeck_here("show", run, "--json", code=0).json
-    differing = {key: (then[key], now.get(key)) for key in then if not _same(then[key], now.get(key))}
+def test_show_of_an_older_run_is_unchanged(run: Path) -> None:
+    then = _recorded_summary(run)
+    now = rankdeck_in_process("show", run, "--json", exit_code=0).json
+    differing = {key: (then[key], now.get(key)) for key in then if not _contains(then[key], now.get(key))}
     assert differing == {}
-    assert not _same({**then, "steps": then["steps"] + 1}, now)
+    assert not _contains({**then, "steps": then["steps"] + 1}, now)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def live(qapp: QCoreApplication, run: Path) -> Iterator[LiveRun]:
 
 @pytest.mark.parametrize(("archive", "name"), RUNS, ids=[name[16:-5] for _, name in RUNS])
 def test_an_older_run_opens_in_the_app(run: Path, live: LiveRun) -> None:
-    then = _said_then(run)
+    then = _recorded_summary(run)
 
     def is_read() -> bool:
         live.drain()
@@ -110,18 +110,18 @@ def test_an_older_run_opens_in_the_app(run: Path, live: LiveRun) -> None:
     wait_until(is_read)
     assert (live.strategy, live.step or 0) == (then["strategy"], then["steps"])
     if (loss := then["loss"]["last"]) is not None:
-        assert live.fold.losses.last_y == pytest.approx(loss)
-    evaluated = None if live.fold.evaluation is None else live.fold.evaluation.step
+        assert live.state.losses.last_y == pytest.approx(loss)
+    evaluated = None if live.state.evaluation is None else live.state.evaluation.step
     assert evaluated == (then["evaluation"] and then["evaluation"]["step"])
 
 
 @pytest.mark.parametrize(("archive", "name"), RESUMED)
-def test_an_older_run_goes_on(run: Path, tmp_path: Path) -> None:
-    then = _said_then(run)
+def test_an_older_run_can_be_resumed(run: Path, tmp_path: Path) -> None:
+    then = _recorded_summary(run)
     copy = shutil.copytree(run, tmp_path / "runs" / run.name)
     saved = max(int(path.parent.name) for path in copy.glob("checkpoints/*/COMMIT"))
-    rankdeck_here("resume", copy, "--set", f"train.steps={saved + 4}", code=0)
-    now = rankdeck_here("show", copy, "--json", code=0).json
+    rankdeck_in_process("resume", copy, "--set", f"train.steps={saved + 4}", exit_code=0)
+    now = rankdeck_in_process("show", copy, "--json", exit_code=0).json
     assert (now["outcome"], now["steps"], now["attempts"]) == ("completed", saved + 4, then["attempts"] + 1)
     assert now["loss"]["first"] == then["loss"]["first"]
     assert now["loss"]["last"] < then["loss"]["first"]

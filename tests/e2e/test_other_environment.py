@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.checkout import CHECKOUT
 from tests.helpers.cli import rankdeck
 from tests.helpers.script_python import PYTHON, torch_of_scripts
-from tests.helpers.tree import CHECKOUT
 
 NEEDED_BY_TORCH = (
     "torch",
@@ -32,7 +32,7 @@ NEEDED_BY_TORCH = (
     "numpy.libs",
 )
 
-TRAINS = """
+TRAIN_SCRIPT = """
 import importlib.util, sys
 import torch
 assert not any(map(importlib.util.find_spec, ("msgspec", "pydantic", "typer", "psutil")))
@@ -60,25 +60,25 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for found in [*(ours / name for name in NEEDED_BY_TORCH), *ours.glob("torch-*.dist-info")]:
         if found.exists():
             (theirs / found.name).symlink_to(found)
-    (folder / "train.py").write_text(TRAINS)
+    (folder / "train.py").write_text(TRAIN_SCRIPT)
     return folder
 
 
-def test_it_runs_there_and_is_observed(project: Path) -> None:
-    done = rankdeck("run", "train.py", cwd=project, code=0)
+def test_a_script_in_another_environment_is_observed(project: Path) -> None:
+    done = rankdeck("run", "train.py", cwd=project, exit_code=0)
     prefix, loss = done.out.split()
     assert Path(prefix) == project / ".venv"
     words = done.err.splitlines()
     assert words[0].startswith(f"python: {project}/.venv/bin/python (.venv), Python ")
     assert f"torch {torch.__version__}; run: " in words[0]
-    facts = rankdeck("show", "last", "--json", code=0).json
+    facts = rankdeck("show", "last", "--json", exit_code=0).json
     assert facts["steps"] == 30 and facts["outcome"] == "completed"
     assert facts["loss"]["first"] == pytest.approx(float(loss), rel=1e-6)
     assert f"30 steps, loss {facts['loss']['first']:.4f} to " in words[-1]
 
 
 @pytest.mark.slow
-def test_two_ranks_of_a_named_python_compute_what_they_do_under_torchrun(tmp_path: Path) -> None:
+def test_two_ranks_compute_the_same_as_under_torchrun(tmp_path: Path) -> None:
     """DistributedDataParallel, FSDP and fully_shard, at a store of the torch that is there."""
     script = CHECKOUT / "tests/engine/observer/scripts/two_ranks.py"
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -87,12 +87,12 @@ def test_two_ranks_of_a_named_python_compute_what_they_do_under_torchrun(tmp_pat
     theirs = [*torchrun, script, tmp_path / "theirs"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(theirs, check=True, env=environment, capture_output=True, timeout=120)
-    done = rankdeck("run", "--python", PYTHON, "--nproc-per-node=2", script, tmp_path / "ours", code=0)
+    done = rankdeck("run", "--python", PYTHON, "--nproc-per-node=2", script, tmp_path / "ours", exit_code=0)
     first, last = done.err.splitlines()
     assert first.startswith(f"python: {PYTHON} (--python), Python ")
     assert ", torch " + ".".join(map(str, torch_of_scripts())) in first
     told = [json.loads(Path(f"{tmp_path}/ours.{rank}").read_text()) for rank in (0, 1)]
     assert told == [json.loads(Path(f"{tmp_path}/theirs.{rank}").read_text()) for rank in (0, 1)]
-    facts = rankdeck("show", "last", "--json", code=0).json
+    facts = rankdeck("show", "last", "--json", exit_code=0).json
     assert (facts["outcome"], facts["steps"]) == ("completed", len(told[0]["losses"]))
     assert last.startswith("completed after ") and f" {facts['steps']} steps" in last

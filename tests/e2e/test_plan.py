@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.cli import rankdeck_in_process
 
 MLP = """
 use = "mlp"
@@ -37,8 +37,8 @@ def config(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_one_json_line_per_strategy_with_every_device(config: str) -> None:
-    found = rankdeck_here("plan", config, "--strategy", "single,dp,ddp", "--json", code=0)
+def test_plan_json_has_one_line_per_strategy_with_every_device(config: str) -> None:
+    found = rankdeck_in_process("plan", config, "--strategy", "single,dp,ddp", "--json", exit_code=0)
     assert "not one of the versions" not in found.err  # torch's: tests/e2e/test_torch_versions.py
     told = found.lines
     assert {line["label"] for line in told} >= {"single", "dp", "dp, parallel_loss = true", "ddp"}
@@ -50,15 +50,15 @@ def test_one_json_line_per_strategy_with_every_device(config: str) -> None:
     assert [line["strategy"] for line in told if line.get("configured")] == ["dp"]
 
 
-def test_gpus_that_are_not_here_with_a_capacity_and_advice(config: str) -> None:
+def test_named_gpus_are_planned_with_a_capacity_and_advice(config: str) -> None:
     large = ("--set", "train.global_batch=4096")
     asked = ("plan", config, "--strategy", "dp", "--devices", "2 x A100-80GB", *large)
     # So little is lacking that one setting makes up for it: more devices are not planned.
-    found = rankdeck_here(*asked, "--capacity", "1080MiB", code=0)
+    found = rankdeck_in_process(*asked, "--capacity", "1080MiB", exit_code=0)
     assert "predicted for 2 x A100-80GB of 1080MiB" in found.out
     assert "does not fit" in found.out and "lacks" in found.out
     assert "train.accumulate = 2 saves" in found.out
-    told = rankdeck_here(*asked, "--capacity", "1500MiB", "--json", code=0)
+    told = rankdeck_in_process(*asked, "--capacity", "1500MiB", "--json", exit_code=0)
     devices = told.lines[0]["devices"]
     for device in devices:
         assert device["reserved_bytes"] >= device["active_bytes"]
@@ -66,10 +66,10 @@ def test_gpus_that_are_not_here_with_a_capacity_and_advice(config: str) -> None:
         assert device["total_bytes"] == device["reserved_bytes"] + device["constants_bytes"]
 
 
-def test_layers_too_large_to_try_whole_are_split_in_a_plan() -> None:
+def test_large_layers_of_a_tensor_plan_are_split() -> None:
     """Blocks of this preset are tried out alone, on inputs that the plan recorded in another fake mode."""
-    found = rankdeck_here(
-        "plan", "gpt-ddp", "--strategy", "single,tensor", "--devices", "cpu:2", "--json", code=0
+    found = rankdeck_in_process(
+        "plan", "gpt-ddp", "--strategy", "single,tensor", "--devices", "cpu:2", "--json", exit_code=0
     )
     lines = {line["strategy"]: line for line in found.lines}
     assert lines["tensor"]["verdict"] == "fits", found.out
@@ -80,32 +80,32 @@ def test_layers_too_large_to_try_whole_are_split_in_a_plan() -> None:
 def test_the_largest_batch_fits_and_the_next_does_not(config: str) -> None:
     small = ("--set", "model.args.hidden=[256]", "--set", "devices.use=cpu:1", "--capacity", "512KiB")
     asked = ("plan", config, "--strategy", "single", *small, "--json")
-    found = rankdeck_here(*asked, "--fit-batch", code=0)
+    found = rankdeck_in_process(*asked, "--fit-batch", exit_code=0)
     largest = found.lines[0]["largest_batch"]
-    fits = rankdeck_here(*asked, "--set", f"train.global_batch={largest}")
-    beyond = rankdeck_here(*asked, "--set", f"train.global_batch={largest + 1}")
+    fits = rankdeck_in_process(*asked, "--set", f"train.global_batch={largest}")
+    beyond = rankdeck_in_process(*asked, "--set", f"train.global_batch={largest + 1}")
     assert fits.lines[0]["verdict"] in ("fits", "tight")
     assert beyond.lines[0]["verdict"] == "does-not-fit"
 
 
-def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
+def test_predicted_and_measured_peaks_are_compared(tmp_path: Path) -> None:
     config = tmp_path / "gpt.toml"
     config.write_text(CONFIG.replace(MLP, GPT))
-    rankdeck_here("train", config, "--json", "--runs", str(tmp_path / "rankdeck-runs"))
-    shown = rankdeck_here("show", "last", "--plan", "--json")
+    rankdeck_in_process("train", config, "--json", "--runs", str(tmp_path / "rankdeck-runs"))
+    shown = rankdeck_in_process("show", "last", "--plan", "--json")
     for device in shown.json["devices"]:
         assert device["predicted_peak_bytes"] == pytest.approx(device["peak_bytes"], rel=0.001)
-    table = rankdeck_here("plan", "--accuracy")
+    table = rankdeck_in_process("plan", "--accuracy")
     assert "median error 0.00 %" in table.out and "of 2 devices" in table.out
 
 
 @pytest.mark.slow
-def test_an_asynchronous_pipeline_is_measured_and_predicted_when_it_is_full(tmp_path: Path) -> None:
+def test_an_async_pipeline_is_predicted_in_steady_state(tmp_path: Path) -> None:
     """Its first steps update nothing and keep no old weights yet."""
     path = tmp_path / "run.toml"
     path.write_text(CONFIG.replace('"dp"', '"pipeline-async"').replace("cpu:2", "cpu:4").replace(MLP, GPT))
-    rankdeck_here("train", path, "--set", "train.steps=8", code=0)
-    devices = rankdeck_here("show", "last", "--plan", "--json").json["devices"]
+    rankdeck_in_process("train", path, "--set", "train.steps=8", exit_code=0)
+    devices = rankdeck_in_process("show", "last", "--plan", "--json").json["devices"]
     for device in devices:
         by_kind, stage = device["peak_by_kind"], device["device"]
         one_version = by_kind["optimizer"] / 2  # AdamW keeps two tensors for each

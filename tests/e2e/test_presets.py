@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from rankdeck.config import presets
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.cli import rankdeck_in_process
 
-ON_CPU = [card.name for card in presets.all() if not card.needs_gpu]
+CPU_PRESETS = [card.name for card in presets.list_presets() if not card.needs_gpu]
 
 
-def trained(preset: str, devices: str, *more: str) -> Any:
-    return rankdeck_here("train", preset, "--devices", devices, "--json", *more, code=0).json
+def train_preset(preset: str, devices: str, *more: str) -> Any:
+    return rankdeck_in_process("train", preset, "--devices", devices, "--json", *more, exit_code=0).json
 
 
 # digits-mlp is trained to its end in test_cli.py, too.
 @pytest.mark.slow
 @pytest.mark.parametrize(("preset", "devices"), [("digits-mlp", "cpu:1"), ("digits-ddp", "cpu:2")])
-def test_digits_are_read_right_within_a_minute(preset: str, devices: str) -> None:
+def test_digit_presets_reach_95_percent_within_a_minute(preset: str, devices: str) -> None:
     started = time.monotonic()
-    facts = trained(preset, devices)
+    facts = train_preset(preset, devices)
     assert facts["evaluation"]["accuracy"] >= 0.95
     assert facts["steps"] == facts["steps_planned"]
     assert time.monotonic() - started < 60
@@ -31,10 +31,10 @@ def test_digits_are_read_right_within_a_minute(preset: str, devices: str) -> Non
 
 
 @pytest.mark.slow
-def test_gathered_outputs_lead_under_dp_and_a_parallel_loss_takes_them_away() -> None:
+def test_a_parallel_loss_removes_the_gathered_outputs_of_dp() -> None:
     short = ("--set", "train.steps=2", "--set", "train.evaluate_every=0")
-    gathering = trained("gpt-dp", "cpu:4", *short)
-    parallel = trained("gpt-dp-parallel-loss", "cpu:4", *short)
+    gathering = train_preset("gpt-dp", "cpu:4", *short)
+    parallel = train_preset("gpt-dp-parallel-loss", "cpu:4", *short)
     lead = gathering["imbalance"]
     assert lead["device"] == 0 and lead["ratio"] > 1.8
     kinds = gathering["devices"][0]["peak_by_kind"]
@@ -49,21 +49,21 @@ def test_gathered_outputs_lead_under_dp_and_a_parallel_loss_takes_them_away() ->
     ("preset", "devices"),
     [("gpt-stdlib", "cpu:1"), ("gpt-dp", "cpu:2"), ("gpt-ddp", "cpu:2"), ("digits-resnet18-ddp", "cpu:2")],
 )
-def test_every_preset_for_a_laptop_finishes_in_minutes_and_learns(preset: str, devices: str) -> None:
+def test_laptop_presets_learn_within_ten_minutes(preset: str, devices: str) -> None:
     started = time.monotonic()
-    facts = trained(preset, devices)
+    facts = train_preset(preset, devices)
     assert facts["evaluation"]["loss"] < 0.8 * facts["loss"]["first"]
     assert time.monotonic() - started < 600
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ON_CPU)
-def test_every_preset_takes_three_steps_on_four_devices(preset: str) -> None:
-    facts = trained(preset, "cpu:4", "--set", "train.steps=3")
+@pytest.mark.parametrize("preset", CPU_PRESETS)
+def test_every_cpu_preset_trains_on_four_devices(preset: str) -> None:
+    facts = train_preset(preset, "cpu:4", "--set", "train.steps=3")
     assert facts["outcome"] == "completed" and facts["steps"] == 3
     assert all(device["peak_bytes"] > 0 for device in facts["devices"])
 
 
-def test_a_preset_for_gpus_is_valid_and_says_where_it_cannot_run() -> None:
-    assert len(ON_CPU) == len(presets.all()) - 1
-    rankdeck_here("validate", "resnet50-images", code=0)
+def test_the_gpu_preset_is_valid() -> None:
+    assert len(CPU_PRESETS) == len(presets.list_presets()) - 1
+    rankdeck_in_process("validate", "resnet50-images", exit_code=0)

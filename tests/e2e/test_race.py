@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.errors import Problem
-from rankdeck.cli.race import sorted_out
+from rankdeck.cli.race import split_by_verdict
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.rundir import RaceDir, list_races, list_runs
-from tests.helpers.cli import RANKDECK, rankdeck, rankdeck_here, start_rankdeck
-from tests.helpers.racing import line
-from tests.helpers.waiting import wait_until, with_load
+from rankdeck.run_dir import RaceDir, list_races, list_runs
+from tests.helpers.cli import RANKDECK, rankdeck, rankdeck_in_process, start_rankdeck
+from tests.helpers.racing import plan_line
+from tests.helpers.waiting import scale_timeout, wait_until
 
 TINY = """
 [model]
@@ -44,8 +44,10 @@ def config(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_race_is_planned_run_told_and_listed_as_one_row(config: str, tmp_path: Path) -> None:
-    done = rankdeck_here("race", config, "--only", "single,pipeline-async", "--steps", "20", code=0)
+def test_a_race_is_run_and_listed_as_one_row(config: str, tmp_path: Path) -> None:
+    done = rankdeck_in_process(
+        "race", config, "--only", "single,pipeline-async", "--steps", "20", exit_code=0
+    )
     lines = done.out.splitlines()
     assert lines[0].startswith("1 strategy on 2 virtual devices, 20 steps each from seed 0")
     assert "times of this CPU, not of GPUs" in lines[0]
@@ -56,13 +58,13 @@ def test_a_race_is_planned_run_told_and_listed_as_one_row(config: str, tmp_path:
     (folder,) = list_races(tmp_path / "rankdeck-runs")
     assert lines[-1].split() == ["race", str(folder.path)]
 
-    (row,) = rankdeck_here("runs", "--json", code=0).json
+    (row,) = rankdeck_in_process("runs", "--json", exit_code=0).json
     assert (row["run"], row["title"], row["outcome"]) == (folder.name, "Race · tiny", "completed")
     assert (row["entries"], row["entries_done"], row["steps"]) == (1, 1, 20)
-    assert "race, 1 of 1" in rankdeck_here("runs", code=0).out
-    shown = rankdeck_here("show", "last", code=0).out
+    assert "race, 1 of 1" in rankdeck_in_process("runs", exit_code=0).out
+    shown = rankdeck_in_process("show", "last", exit_code=0).out
     assert shown.splitlines()[0] == "Race · tiny" and shown.splitlines()[-1] == lines[-1]
-    facts = rankdeck_here("show", folder.name, "--json", code=0).json
+    facts = rankdeck_in_process("show", folder.name, "--json", exit_code=0).json
     (entry, again) = facts["entries"]
     assert facts["verdicts"]["winner"] is None and facts["verdicts"]["fastest"] == 1
     assert (
@@ -73,10 +75,10 @@ def test_a_race_is_planned_run_told_and_listed_as_one_row(config: str, tmp_path:
         device["active_bytes"] for device in entry["predicted"]["devices"]
     ]
 
-    one = rankdeck_here("show", f"{folder.name}/{entry['folder']}", "--json", code=0).json
+    one = rankdeck_in_process("show", f"{folder.name}/{entry['folder']}", "--json", exit_code=0).json
     assert (one["outcome"], one["steps"], one["evaluation"], one["weights"]) == ("completed", 20, None, None)
     assert list_runs(tmp_path / "rankdeck-runs") == []
-    told = rankdeck_here("watch", folder.name, code=2).err
+    told = rankdeck_in_process("watch", folder.name, exit_code=2).err
     assert "is a race, and no run" in told and str(folder.entries_folder) in told
 
 
@@ -93,32 +95,32 @@ def test_a_race_is_planned_run_told_and_listed_as_one_row(config: str, tmp_path:
         (["--set", "rehearsal.capacity=1KiB", "--only", "single"], 2, "No strategy is predicted to fit"),
     ],
 )
-def test_what_cannot_race_is_said_in_words_and_leaves_nothing(
+def test_an_impossible_race_is_refused_and_leaves_no_folder(
     config: str, tmp_path: Path, more: list[str], code: int, words: str
 ) -> None:
-    ask = rankdeck if "--detach" in more else rankdeck_here
-    done = ask("race", config, *more, code=code)
+    ask = rankdeck if "--detach" in more else rankdeck_in_process
+    done = ask("race", config, *more, exit_code=code)
     assert words in done.err and "Traceback" not in done.err
     assert not (tmp_path / "rankdeck-runs").exists() and not Path("w.toml").exists()
 
 
-def test_a_folder_that_holds_no_runs_is_refused_before_anything_is_planned(
-    config: str, tmp_path: Path
-) -> None:
+def test_an_unusable_runs_folder_is_refused_before_planning(config: str, tmp_path: Path) -> None:
     (tmp_path / "broken").symlink_to("nowhere")
     for runs, why in (
         (f"{config}/runs", "Not a directory"),
         (tmp_path / ("x" * 300), "File name too long"),
         (tmp_path / "broken", "No such file"),
     ):
-        done = rankdeck_here("race", config, "--runs", runs, code=2)
+        done = rankdeck_in_process("race", config, "--runs", runs, exit_code=2)
         assert f"cannot hold runs: {why}" in done.err and "planning" not in done.err
-    done = rankdeck_here("race", config, "--runs", tmp_path / "a" / "b", "--only", "hybrid", code=2)
+    done = rankdeck_in_process(
+        "race", config, "--runs", tmp_path / "a" / "b", "--only", "hybrid", exit_code=2
+    )
     assert "No sensible options" in done.err and not (tmp_path / "a").exists()
 
 
-def test_only_what_fits_races_and_what_nobody_could_follow_where_it_is_named() -> None:
-    fits, tight, large, refused, unknown = (line("ddp") for _ in range(5))
+def test_only_strategies_that_fit_or_are_named_race() -> None:
+    fits, tight, large, refused, unknown = (plan_line("ddp") for _ in range(5))
     tight.verdict, large.verdict, refused.verdict, unknown.verdict = (
         "tight",
         "does-not-fit",
@@ -128,10 +130,10 @@ def test_only_what_fits_races_and_what_nobody_could_follow_where_it_is_named() -
     large.reason, refused.devices, unknown.devices = "device 0 lacks 2.0 GiB", [], []
     refused.refusal = Problem("options", "4 stages need 4 devices.")
     every = [fits, tight, large, refused, unknown]
-    lines, left_out = sorted_out(every, named=False)
+    lines, left_out = split_by_verdict(every, is_explicit=False)
     assert lines == [fits, tight] and left_out[0].reason == large.reason
     assert [one.verdict for one in left_out] == ["does-not-fit", "cannot", "cannot"]
-    assert sorted_out(every, named=True)[0] == [fits, tight, unknown]
+    assert split_by_verdict(every, is_explicit=True)[0] == [fits, tight, unknown]
 
 
 # The model is too large for a thousand steps to end meanwhile.
@@ -139,30 +141,28 @@ SLOW = ["--set", "model.args.hidden=[2048, 2048, 2048]", "--steps", "1000", "--o
 
 
 @pytest.mark.parametrize("how", [pytest.param("ctrl-c", marks=pytest.mark.slow), "stop"])
-def test_a_race_that_is_stopped_ends_its_entry_and_keeps_what_was_measured(
-    config: str, tmp_path: Path, how: str
-) -> None:
+def test_stopping_a_race_keeps_its_measurements(config: str, tmp_path: Path, how: str) -> None:
     if how == "ctrl-c":
         with start_rankdeck("race", config, *SLOW) as racer:
             (folder,) = wait_until(lambda: list_races(tmp_path / "rankdeck-runs"), deadline_s=60)
             wait_until(lambda: list(folder.path.glob("entries/1-single/events/rank-*")), deadline_s=60)
             racer.send_signal(signal.SIGINT)
-            out, err = racer.communicate(timeout=with_load(60))
+            out, err = racer.communicate(timeout=scale_timeout(60))
         assert racer.returncode == 130 and "Traceback" not in err, err
     else:
         # It goes on when the command has left, and says the rest in its folder.
-        answer = rankdeck("race", config, *SLOW, "--detach", "--json", code=0).json
+        answer = rankdeck("race", config, *SLOW, "--detach", "--json", exit_code=0).json
         folder = RaceDir(Path(answer["path"]))
         assert folder.is_alive() and folder.name == answer["run"]
-        assert rankdeck("stop", folder.name, code=0).out.strip() == f"{folder.name}: stopped"
+        assert rankdeck("stop", folder.name, exit_code=0).out.strip() == f"{folder.name}: stopped"
         out = (folder.path / "race.log").read_text()
         assert json.loads(out)["outcome"] == "stopped"
-        out = rankdeck_here("show", folder.name, code=0).out
+        out = rankdeck_in_process("show", folder.name, exit_code=0).out
     assert "stopped      0 of 1 have raced; what they showed is kept." in out
     facts = json.loads(folder.file.read_text())
     assert (facts["outcome"], facts["entries"][0]["state"]) == ("stopped", "stopped")
     assert not folder.is_alive()
-    assert "is not running" in rankdeck_here("stop", folder.name, code=0).err
+    assert "is not running" in rankdeck_in_process("stop", folder.name, exit_code=0).err
 
 
 GPT = """
@@ -180,9 +180,9 @@ use = "cpu:4"
 
 
 @pytest.mark.slow
-def test_every_strategy_on_four_devices_trains_the_same_and_needs_what_was_predicted(tmp_path: Path) -> None:
+def test_all_strategies_agree_in_loss_and_with_predicted_memory(tmp_path: Path) -> None:
     (tmp_path / "gpt.toml").write_text(GPT)
-    done = rankdeck("race", tmp_path / "gpt.toml", "--json", timeout_s=900, code=0)
+    done = rankdeck("race", tmp_path / "gpt.toml", "--json", timeout_s=900, exit_code=0)
     entries = [one for one in done.json["entries"] if one["repeats"] is None]
     verdicts = {one["label"]: one["agreement"]["verdict"] for one in entries}
     assert len(verdicts) >= 15 and {one["strategy"] for one in entries} == set(STRATEGIES)
@@ -196,21 +196,21 @@ def test_every_strategy_on_four_devices_trains_the_same_and_needs_what_was_predi
 
 
 @pytest.mark.slow
-def test_batch_norms_over_parts_of_a_batch_are_told_as_expected_with_the_reason(tmp_path: Path) -> None:
+def test_differing_losses_due_to_batch_norm_are_explained(tmp_path: Path) -> None:
     given = ("race", "digits-resnet18-ddp", "--devices", "cpu:2", "--only", "single,ddp", "--steps", "20")
-    done = rankdeck(*given, timeout_s=600, code=0)
+    done = rankdeck(*given, timeout_s=600, exit_code=0)
     assert "as expected  ddp: Batch norms normalise over" in done.out
     assert "\x1b" not in done.out
 
 
 @pytest.mark.slow
-def test_a_terminal_sees_the_entry_that_runs(config: str, tmp_path: Path) -> None:
+def test_a_terminal_shows_the_running_entry(config: str, tmp_path: Path) -> None:
     screen, terminal = pty.openpty()
     command = [*RANKDECK, "race", config, "--only", "single", "--steps", "400"]
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal) as racer:
         os.close(terminal)
         shown = b""
-        while chunk := _read(screen):
+        while chunk := _read_screen(screen):
             shown += chunk
         racer.wait(timeout=60)
     os.close(screen)
@@ -218,7 +218,7 @@ def test_a_terminal_sees_the_entry_that_runs(config: str, tmp_path: Path) -> Non
     assert "━" in shown.decode() and "left" in shown.decode()
 
 
-def _read(screen: int) -> bytes:
+def _read_screen(screen: int) -> bytes:
     try:
         return os.read(screen, 65536)
     except OSError:  # nobody has the terminal open any more

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rankdeck.run.fold import read_fold
-from tests.helpers import killing
+from rankdeck.run.run_state import read_run_state
+from tests.helpers import killed_runs
 
 IMAGES: dict[str, tuple[dict[str, Any], int]] = {
     "single": ({"use": "single"}, 1),
@@ -38,8 +38,8 @@ MORE_KILLS = [
 
 
 @functools.cache
-def _pictures(base: Path) -> Path:
-    return killing.pictures(base / "pictures")
+def _make_images(base: Path) -> Path:
+    return killed_runs.write_pictures(base / "pictures")
 
 
 @pytest.fixture(scope="module")
@@ -47,29 +47,31 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("killed")
 
 
-def tables(name: str, base: Path, workers: int = 0, **train: Any) -> dict[str, Any]:
+def config_tables(name: str, base: Path, workers: int = 0, **train: Any) -> dict[str, Any]:
     strategy, num_devices = (IMAGES | TOKENS)[name]
-    images = _pictures(base) if name in IMAGES else None
-    return killing.tables(strategy, num_devices, images, workers=workers, **train)
+    images = _make_images(base) if name in IMAGES else None
+    return killed_runs.make_tables(strategy, num_devices, images, workers=workers, **train)
 
 
 @functools.cache
-def undisturbed(name: str, base: Path) -> killing.Ended:
+def run_without_kill(name: str, base: Path) -> killed_runs.FinishedRun:
     """Read in its own process: workers change nothing either."""
-    return killing.finish(killing.begin(tables(name, base), base / f"undisturbed-{name}"))
+    return killed_runs.wait_for_result(
+        killed_runs.start_from_tables(config_tables(name, base), base / f"undisturbed-{name}")
+    )
 
 
 def check_kill(name: str, workers: int, whom: str, in_save: bool, base: Path, runs: Path, seed: int) -> None:
     choose = random.Random(seed)
-    run = killing.begin(tables(name, base, workers), runs)
-    found = killing.disturb(run, whom, choose, 12, 50, in_save=in_save)()
-    assert not found.differences(undisturbed(name, base))
-    assert read_fold(run).num_attempts == 2
+    run = killed_runs.start_from_tables(config_tables(name, base, workers), runs)
+    found = killed_runs.kill_and_resume(run, whom, choose, 12, 50, in_save=in_save)()
+    assert not found.differences(run_without_kill(name, base))
+    assert read_run_state(run).num_attempts == 2
 
 
 @pytest.mark.usefixtures("short_tmpdir")
 @pytest.mark.parametrize(("name", "workers", "whom", "in_save"), KILLS)
-def test_a_killed_run_goes_on_to_the_bit(
+def test_a_killed_run_resumes_bit_exactly(
     name: str, workers: int, whom: str, in_save: bool, base: Path, tmp_path: Path
 ) -> None:
     check_kill(name, workers, whom, in_save, base, tmp_path / "runs", seed=0)
@@ -81,7 +83,7 @@ def test_a_killed_run_goes_on_to_the_bit(
     ("seed", "name", "workers", "whom", "in_save"),
     [(seed, *case) for seed, case in enumerate(MORE_KILLS, start=1)],
 )
-def test_a_run_killed_at_a_random_moment_goes_on_to_the_bit(
+def test_a_run_killed_at_a_random_step_resumes_bit_exactly(
     seed: int, name: str, workers: int, whom: str, in_save: bool, base: Path, tmp_path: Path
 ) -> None:
     check_kill(name, workers, whom, in_save, base, tmp_path / "runs", seed)

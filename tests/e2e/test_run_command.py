@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.rundir import RunDir, list_runs
-from tests.helpers.cli import RANKDECK, rankdeck, rankdeck_here
+from rankdeck.run_dir import RunDir, list_runs
+from tests.helpers.cli import RANKDECK, rankdeck, rankdeck_in_process
 from tests.helpers.scripts import last_run
 from tests.helpers.terminals import Terminal
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.waiting import scale_timeout, wait_until
 
 RUN = [*RANKDECK, "run"]
 
-TELLS = r"""
+REPORTING_SCRIPT = r"""
 import os, sys
 out, err = sys.stdout.buffer, sys.stderr.buffer
 out.write(b"bytes \x00\xff\r 10%\r 20%\n"); out.flush()
@@ -35,7 +35,7 @@ sys.stdout.flush()
 sys.exit(3)
 """
 
-NOTES_SIGNALS = """
+SIGNAL_SCRIPT = """
 import os, signal, sys, time
 def note(number, frame):
     print(signal.Signals(number).name, flush=True)
@@ -49,14 +49,14 @@ while True:
 """
 
 
-def script(project: Path, text: str, name: str = "train.py") -> str:
+def write_script(project: Path, text: str, name: str = "train.py") -> str:
     (project / name).write_text(text)
     return name
 
 
-def test_a_script_in_another_environment_is_what_it_is_under_python(project: Path) -> None:
+def test_a_script_behaves_as_under_python_in_its_environment(project: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", project / ".venv"], check=True)
-    name = script(project, TELLS)
+    name = write_script(project, REPORTING_SCRIPT)
     arguments = [name, "--json", "", "a b", "--", "-m"]
     env = {**os.environ, "EXTRA": "1"}
     alone, ours = (
@@ -81,18 +81,20 @@ def test_a_script_in_another_environment_is_what_it_is_under_python(project: Pat
     assert run.outcome() == "failed"
 
 
-def test_modules_programs_variables_and_a_death_by_a_signal(project: Path) -> None:
+def test_modules_and_programs_run_and_signals_set_the_exit_code(project: Path) -> None:
     (project / "package").mkdir()
     (project / "package" / "__init__.py").touch()
-    script(project, "import os, sys; print(__name__, sys.argv[1:], os.environ['LEVEL'])", "package/train.py")
-    done = rankdeck("run", "--env", "LEVEL=3", "-m", "package.train", "-m", cwd=project, code=0)
+    write_script(
+        project, "import os, sys; print(__name__, sys.argv[1:], os.environ['LEVEL'])", "package/train.py"
+    )
+    done = rankdeck("run", "--env", "LEVEL=3", "-m", "package.train", "-m", cwd=project, exit_code=0)
     assert done.out == "__main__ ['-m'] 3\n"
     done = rankdeck("run", "--no-python", "sh", "-c", "echo $0 $1 $RANK; kill -9 $$", "x", "y", cwd=project)
-    assert (done.code, done.out) == (128 + signal.SIGKILL, "x y 0\n")
+    assert (done.exit_code, done.out) == (128 + signal.SIGKILL, "x y 0\n")
     assert "failed with exit status 137" in done.err
 
 
-IN_TURN = """
+INTERLEAVED_SCRIPT = """
 import sys
 for number in range(200):
     print("out", number, flush=True)
@@ -101,8 +103,8 @@ import not_there
 """
 
 
-def test_stdout_and_stderr_in_one_place_stay_in_order_and_are_read_for_the_cause(project: Path) -> None:
-    name = script(project, IN_TURN)
+def test_merged_stdout_and_stderr_stay_in_order(project: Path) -> None:
+    name = write_script(project, INTERLEAVED_SCRIPT)
     alone = [word for number in range(200) for word in (f"out {number}", f"err {number}")]
     with open(project / "log", "wb") as log:
         subprocess.run([*RUN, name], cwd=project, stdout=log, stderr=log, check=False)
@@ -113,11 +115,11 @@ def test_stdout_and_stderr_in_one_place_stay_in_order_and_are_read_for_the_cause
     assert re.fullmatch(r"  \(logs/rank-0\.0\.out:\d+\)", told[-2])
     with Terminal([*RUN, name], cwd=project) as terminal:
         assert terminal.wait() == 1
-        assert terminal.shown.decode().split("\r\n")[1 : 1 + len(alone)] == alone
+        assert terminal.output.decode().split("\r\n")[1 : 1 + len(alone)] == alone
 
 
-def test_every_signal_is_the_script_s_own(project: Path) -> None:
-    name = script(project, NOTES_SIGNALS)
+def test_every_signal_is_forwarded_to_the_script(project: Path) -> None:
+    name = write_script(project, SIGNAL_SCRIPT)
     with subprocess.Popen(
         [*RUN, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=project
     ) as command:
@@ -133,24 +135,26 @@ def test_every_signal_is_the_script_s_own(project: Path) -> None:
         ):
             command.send_signal(number)
             assert command.stdout.readline().decode() == f"{signal.Signals(number).name}\n"
-        assert command.wait(with_load(20)) == 7
+        assert command.wait(scale_timeout(20)) == 7
 
 
-def test_a_reader_who_goes_away_ends_a_script_that_goes_on_writing(project: Path) -> None:
-    name = script(project, "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.005)\n")
+def test_a_closed_stdout_stops_a_script_that_keeps_writing(project: Path) -> None:
+    name = write_script(
+        project, "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.005)\n"
+    )
     with subprocess.Popen(
         [*RUN, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=project
     ) as command:
         assert command.stdout is not None and command.stderr is not None
         command.stdout.readline()
         command.stdout.close()
-        assert command.wait(with_load(30)) == 141
+        assert command.wait(scale_timeout(30)) == 141
         assert command.stderr.read().count(b"\n") == 1
     assert last_run().outcome() == "stopped"
 
 
-def test_output_that_a_full_disk_takes_no_more_is_told_and_is_no_success(project: Path) -> None:
-    name = script(project, "print('out', flush=True)")
+def test_output_lost_on_a_full_disk_is_reported(project: Path) -> None:
+    name = write_script(project, "print('out', flush=True)")
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [*RUN, name], cwd=project, stdout=full, stderr=subprocess.PIPE, text=True, check=False
@@ -161,8 +165,8 @@ def test_output_that_a_full_disk_takes_no_more_is_told_and_is_no_success(project
     assert (run.logs_folder / "rank-0.0.out").read_text() == "out\n"
 
 
-def test_what_is_closed_stays_closed_and_what_is_no_text_is_refused(project: Path) -> None:
-    name = script(project, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
+def test_closed_streams_stay_closed_and_non_utf_8_is_refused(project: Path) -> None:
+    name = write_script(project, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
     shell = subprocess.run(
         ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *RUN, name],
         cwd=project,
@@ -175,43 +179,41 @@ def test_what_is_closed_stays_closed_and_what_is_no_text_is_refused(project: Pat
     assert odd.returncode == 2 and b"is not UTF-8" in odd.stderr
 
 
-def test_with_json_the_output_is_in_the_logs_and_the_figures_on_stdout(project: Path) -> None:
-    name = script(project, "print('hello')")
-    facts = rankdeck("run", "--json", "--name", "mine", name, "--json", cwd=project, code=0).json
+def test_run_json_prints_the_summary_and_logs_the_output(project: Path) -> None:
+    name = write_script(project, "print('hello')")
+    facts = rankdeck("run", "--json", "--name", "mine", name, "--json", cwd=project, exit_code=0).json
     run = last_run()
     assert (facts["run"], facts["outcome"], facts["steps"]) == (run.name, "completed", 0)
     assert "-mine-" in run.name and (run.logs_folder / "rank-0.0.out").read_text() == "hello\n"
 
 
-def test_a_detached_run_is_stopped_by_name_and_run_again(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_detached_script_is_stopped_and_run_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "import os, time\nprint('up', flush=True)\ntime.sleep(float(os.environ['SECONDS']))\n"
     (project / "rankdeck.toml").write_text(
-        f'[scripts.long]\nrun = "{script(project, text)}"\nenvironment = {{ SECONDS = "60" }}\n'
+        f'[scripts.long]\nrun = "{write_script(project, text)}"\nenvironment = {{ SECONDS = "60" }}\n'
     )
-    path = Path(rankdeck("run", "--detach", "--entry", "long", cwd=project, code=0).out.strip())
+    path = Path(rankdeck("run", "--detach", "--entry", "long", cwd=project, exit_code=0).out.strip())
     run = last_run()
     assert run.path == path
     log = run.logs_folder / "rank-0.0.out"
     wait_until(
         lambda: log.exists() and log.read_text() == "up\n", deadline_s=30, what="the script's first line"
     )
-    assert "saves itself or not at all" in rankdeck_here("checkpoint", run.name, code=2).err
-    refused = rankdeck_here("resume", run.name, "--strategy", "ddp", code=2).err
+    assert "saves itself or not at all" in rankdeck_in_process("checkpoint", run.name, exit_code=2).err
+    refused = rankdeck_in_process("resume", run.name, "--strategy", "ddp", exit_code=2).err
     assert "run again as it was" in refused
-    refused = rankdeck_here("resume", run.name, "--detach", code=2).err
+    refused = rankdeck_in_process("resume", run.name, "--detach", exit_code=2).err
     assert f"{run.name} is running." in refused and f"rankdeck stop {run.name}" in refused
-    assert rankdeck("stop", run.name, code=0).out == f"{run.name}: stopped\n"
+    assert rankdeck("stop", run.name, exit_code=0).out == f"{run.name}: stopped\n"
     monkeypatch.chdir(project.parent)
-    again = Path(rankdeck("resume", run.name, "--detach", code=0).out.strip())
+    again = Path(rankdeck("resume", run.name, "--detach", exit_code=0).out.strip())
     assert again != path and len(list_runs(again.parent)) == 2
     assert RunDir(again).script() == run.script()
-    rankdeck("stop", again, code=0)
+    rankdeck("stop", again, exit_code=0)
     assert not RunDir(again).is_alive()
 
 
-ON_A_TERMINAL = """
+TERMINAL_SCRIPT = """
 import os, signal, sys
 def resized(number, frame):
     size = os.get_terminal_size()
@@ -230,8 +232,8 @@ sys.exit(4)
 """
 
 
-def test_on_a_terminal_the_script_has_one_that_edits_echoes_and_follows_its_size(project: Path) -> None:
-    with Terminal([*RUN, script(project, ON_A_TERMINAL)], cwd=project) as terminal:
+def test_a_script_on_a_terminal_has_its_own_pty(project: Path) -> None:
+    with Terminal([*RUN, write_script(project, TERMINAL_SCRIPT)], cwd=project) as terminal:
         before = terminal.modes()
         terminal.wait_for(rb"\[True, True, True\] 100 30\r\n")
         terminal.wait_until(lambda: not terminal.modes()[3] & termios.ICANON)
@@ -243,7 +245,7 @@ def test_on_a_terminal_the_script_has_one_that_edits_echoes_and_follows_its_size
         terminal.wait_for(rb"\^Cnot yet\r\n")
         terminal.type(b"\x1a")
         terminal.wait_until(lambda: bool(terminal.modes()[3] & termios.ICANON))
-        terminal.wait_until(lambda: _state(terminal.pid) == "T")
+        terminal.wait_until(lambda: _process_state(terminal.pid) == "T")
         terminal.signal(signal.SIGCONT)
         terminal.wait_until(lambda: not terminal.modes()[3] & termios.ICANON)
         terminal.type(b"end\r")
@@ -251,14 +253,14 @@ def test_on_a_terminal_the_script_has_one_that_edits_echoes_and_follows_its_size
         assert terminal.modes() == before
 
 
-def _state(pid: int) -> str:
+def _process_state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_three_times_ctrl_c_ends_a_script_that_takes_no_notice(project: Path) -> None:
+def test_three_ctrl_c_end_a_script_that_ignores_sigint(project: Path) -> None:
     text = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     text += "print('up', flush=True)\ntime.sleep(60)\n"
-    with Terminal([*RUN, script(project, text)], cwd=project) as terminal:
+    with Terminal([*RUN, write_script(project, text)], cwd=project) as terminal:
         terminal.wait_for(rb"up\r\n")
         terminal.wait_until(lambda: not terminal.modes()[3] & termios.ICANON)
         terminal.type(b"\x03\x03")

@@ -9,8 +9,8 @@ import pytest
 
 from rankdeck import events
 from tests.helpers import launching
-from tests.helpers.scripts import finished, launch_script, log
-from tests.helpers.waiting import with_load
+from tests.helpers.scripts import launch_script, log, wait_for_script_end
+from tests.helpers.waiting import scale_timeout
 
 _RAISES_ONCE = """
 import os
@@ -27,15 +27,15 @@ dist.destroy_process_group()
 """
 
 
-def test_ranks_meet_at_a_store_of_their_own_torch_and_the_cause_is_no_victim(tmp_path: Path) -> None:
+def test_ranks_rendezvous_and_the_failing_rank_is_the_cause(tmp_path: Path) -> None:
     """Rank 1 raises, rank 0 loses its connection; the attempt after has a new store."""
     run = launch_script(tmp_path, _RAISES_ONCE, ranks=2, max_restarts=1)
-    launching.ended(run, with_load(60))
-    end, status = finished(run)
+    launching.wait_for_exit_record(run, scale_timeout(60))
+    end, status = wait_for_script_end(run)
     assert (end.outcome, status) == ("completed", 0)
     for attempt in (0, 1):
         assert [log(run, rank, attempt=attempt) for rank in (0, 1)] == [b"0 2 3.0\n", b"1 2 3.0\n"]
-    (restarted,) = launching.problems(run, "warning")
+    (restarted,) = launching.read_problems(run, "warning")
     assert (restarted.code, restarted.rank, restarted.line) == ("restarted", 1, 10)
     assert restarted.message.startswith(
         f"rank 1 raised ValueError: bad batch ({tmp_path / 'train.py'}, line 10)"
@@ -45,7 +45,7 @@ def test_ranks_meet_at_a_store_of_their_own_torch_and_the_cause_is_no_victim(tmp
 
 # Two ranks find one above, and one rank that asks is below, without torch.
 @pytest.mark.slow
-def test_one_rank_finds_a_store_once_it_asks_for_it(tmp_path: Path) -> None:
+def test_a_single_rank_can_init_a_process_group(tmp_path: Path) -> None:
     source = """
     import torch.distributed as dist
     dist.init_process_group("gloo")
@@ -53,11 +53,11 @@ def test_one_rank_finds_a_store_once_it_asks_for_it(tmp_path: Path) -> None:
     dist.destroy_process_group()
     """
     run = launch_script(tmp_path, source)
-    launching.ended(run, with_load(60))
-    assert finished(run)[1] == 0 and log(run) == b"1\n"
+    launching.wait_for_exit_record(run, scale_timeout(60))
+    assert wait_for_script_end(run)[1] == 0 and log(run) == b"1\n"
 
 
-def test_ranks_whose_python_has_no_torch_are_told_so_only_if_they_ask(
+def test_a_missing_torch_is_reported_only_if_ranks_use_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
@@ -70,16 +70,16 @@ def test_ranks_whose_python_has_no_torch_are_told_so_only_if_they_ask(
     """
     environment = {"PYTHONPATH": str(tmp_path)}
     silent = launch_script(tmp_path, source, ranks=2, environment=environment)
-    assert finished(silent)[1] == 0 and not launching.problems(silent, "warning")
+    assert wait_for_script_end(silent)[1] == 0 and not launching.read_problems(silent, "warning")
     asking = launch_script(tmp_path, source, ranks=2, environment=environment, args=["ask"])
-    _, status = finished(asking)
+    _, status = wait_for_script_end(asking)
     assert status == 1, "a connection that is closed is the script's to bear"
-    (warning,) = launching.problems(asking, "warning")
+    (warning,) = launching.read_problems(asking, "warning")
     assert warning.code == "no-store" and "no torch here" in warning.message
 
 
 @pytest.mark.parametrize("place", [pytest.param("tcp://127.0.0.1:{port}", marks=pytest.mark.slow), "env://"])
-def test_ranks_that_a_script_spawns_meet_where_it_says_and_are_all_seen(tmp_path: Path, place: str) -> None:
+def test_spawned_ranks_rendezvous_and_are_observed(tmp_path: Path, place: str) -> None:
     """Under torchrun they wait for ever for a store that nobody may host."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -99,7 +99,7 @@ def test_ranks_that_a_script_spawns_meet_where_it_says_and_are_all_seen(tmp_path
             mp.spawn(train, nprocs=2)
     """
     run = launch_script(tmp_path, source, observe="light")
-    assert finished(run)[1] == 0, log(run, kind="err")
+    assert wait_for_script_end(run)[1] == 0, log(run, kind="err")
     told = [event for _, event in launching.all_events(run)]
     begun = {event.rank: event for event in told if isinstance(event, events.RankStarted)}
     assert {rank: (one.world_size, one.devices) for rank, one in begun.items()} == {0: (2, [0]), 1: (2, [1])}

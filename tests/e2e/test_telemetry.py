@@ -15,11 +15,11 @@ import pytest
 
 from rankdeck import events
 from rankdeck.launch.control import request_stop
-from rankdeck.launch.processes import environment_of
-from rankdeck.run.fold import read_fold
-from rankdeck.rundir import RunDir
+from rankdeck.launch.processes import read_environment
+from rankdeck.run.run_state import read_run_state
+from rankdeck.run_dir import RunDir
 from tests.helpers import launching
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.nvmlsim import CRASH, GIB, GPU_IS_LOST, SimulatedGpus, build
 from tests.helpers.waiting import wait_until
 
@@ -33,7 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpus(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpus:
     """Three that this machine seems to have."""
     made = SimulatedGpus(tmp_path, 3, library)
-    for name, value in made.as_installed.items():
+    for name, value in made.driver_environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("FAKE_STEPS", "1000000")
     return made
@@ -45,12 +45,12 @@ def run(gpus: SimulatedGpus, tmp_path: Path) -> Iterator[RunDir]:
     begun = launching.launch(tmp_path / "runs", {"devices": {"use": f"gpu:2,{gpus.uuid(0)}"}})
     launching.wait_for_ranks(begun)
     yield begun
-    if begun.end() is None:
+    if begun.exit_record() is None:
         request_stop(begun, now=True)
-        launching.ended(begun, 10)
+        launching.wait_for_exit_record(begun, 10)
 
 
-def samples(run: RunDir) -> list[events.DeviceSample]:
+def read_samples(run: RunDir) -> list[events.DeviceSample]:
     return [
         device
         for writer, event in launching.all_events(run)
@@ -59,30 +59,28 @@ def samples(run: RunDir) -> list[events.DeviceSample]:
     ]
 
 
-def notices(run: RunDir, code: str) -> list[events.DeviceNotice]:
+def read_notices(run: RunDir, code: str) -> list[events.DeviceNotice]:
     found = [event for _, event in launching.all_events(run) if isinstance(event, events.DeviceNotice)]
     return [event for event in found if event.code == code]
 
 
 def wait_for_bytes(run: RunDir, device: int, num_bytes: int) -> None:
     wait_until(
-        lambda: any(row.device == device and row.used_bytes == num_bytes for row in samples(run)),
+        lambda: any(row.device == device and row.used_bytes == num_bytes for row in read_samples(run)),
         deadline_s=20,
         what=f"{num_bytes} bytes on device {device}",
     )
 
 
-def test_readings_and_errors_are_of_the_runs_devices_and_a_lost_one_is_a_warning(
-    gpus: SimulatedGpus, run: RunDir
-) -> None:
+def test_samples_cover_the_devices_of_the_run_and_a_lost_gpu_warns(gpus: SimulatedGpus, run: RunDir) -> None:
     pids = launching.rank_pids(run)
     gpus.put_processes(2, (pids[0], 30 * GIB), (999_999_999, 2 * GIB))
     gpus.device(2).used, gpus.device(2).utilisation = 33 * GIB, 80
     gpus.device(0).used = 7 * GIB
     wait_for_bytes(run, 0, 33 * GIB)
     wait_for_bytes(run, 1, 7 * GIB)
-    wait_until(lambda: any(row.processes for row in samples(run)), deadline_s=10, what="processes")
-    rows = samples(run)
+    wait_until(lambda: any(row.processes for row in read_samples(run)), deadline_s=10, what="processes")
+    rows = read_samples(run)
     assert {row.device for row in rows} == {0, 1}
     on_it = next(row.processes for row in rows if row.processes)
     assert [(process.rank, process.used_bytes, process.foreign) for process in on_it] == [
@@ -92,38 +90,36 @@ def test_readings_and_errors_are_of_the_runs_devices_and_a_lost_one_is_a_warning
     assert any(row.utilisation == 0.8 for row in rows)
     gpus.xid(1, 31)  # of a GPU that is not the run's
     gpus.xid(2, 79)
-    (notice,) = wait_until(lambda: notices(run, "xid"), what="the XID error")
+    (notice,) = wait_until(lambda: read_notices(run, "xid"), what="the XID error")
     assert (notice.device, notice.xid) == (0, 79)
-    (problem,) = wait_until(lambda: launching.problems(run, "warning"), what="what is told of it")
+    (problem,) = wait_until(lambda: launching.read_problems(run, "warning"), what="what is told of it")
     assert problem.code == "gpu-error"
-    figures = read_fold(run).devices[0]
+    figures = read_run_state(run).devices[0]
     assert (figures.used_bytes, figures.used_peak_bytes, figures.missing["fan"]) == (
         33 * GIB,
         33 * GIB,
         "unsupported",
     )
     gpus.fail(2, "ANY", GPU_IS_LOST)
-    (notice,) = wait_until(lambda: notices(run, "lost"), what="the loss")
+    (notice,) = wait_until(lambda: read_notices(run, "lost"), what="the loss")
     assert notice.device == 0
-    wait_until(lambda: len(launching.problems(run, "warning")) > 1, what="what is told of that")
-    _, problem = launching.problems(run, "warning")
+    wait_until(lambda: len(launching.read_problems(run, "warning")) > 1, what="what is told of that")
+    _, problem = launching.read_problems(run, "warning")
     assert problem.code == "gpu-lost" and "GPU 2" in problem.message
     gpus.device(0).used = 9 * GIB
     wait_for_bytes(run, 1, 9 * GIB)
-    assert run.is_alive() and read_fold(run).devices[0].lost_at == pytest.approx(notice.t)
+    assert run.is_alive() and read_run_state(run).devices[0].lost_at == pytest.approx(notice.t)
     request_stop(run)
-    assert launching.ended(run, 10).outcome == "stopped"
+    assert launching.wait_for_exit_record(run, 10).outcome == "stopped"
 
 
-def test_ranks_get_the_uuids_in_order_others_are_refused_them_and_a_dead_sampler_costs_readings_only(
-    gpus: SimulatedGpus, run: RunDir
-) -> None:
-    environment = environment_of(launching.rank_pids(run)[1])
+def test_ranks_get_their_gpus_and_a_dead_sampler_stops_nothing(gpus: SimulatedGpus, run: RunDir) -> None:
+    environment = read_environment(launching.rank_pids(run)[1])
     assert environment["CUDA_VISIBLE_DEVICES"] == f"{gpus.uuid(2)},{gpus.uuid(0)}"
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    rows = rankdeck_here("devices", "--json", code=0).json
+    rows = rankdeck_in_process("devices", "--json", exit_code=0).json
     assert [row["run"] for row in rows] == [str(run.path), None, str(run.path)]
-    done = rankdeck_here("train", "digits-ddp", "--devices", "gpu:0,1", code=2)
+    done = rankdeck_in_process("train", "digits-ddp", "--devices", "gpu:0,1", exit_code=2)
     assert "GPU 0" in done.err and run.name in done.err
     first = wait_until(lambda: launching.sampler_pid(run), what="a sampler")
     wait_for_bytes(run, 0, 4 * 2**20)
@@ -132,39 +128,39 @@ def test_ranks_get_the_uuids_in_order_others_are_refused_them_and_a_dead_sampler
     gpus.device(2).used = 9 * GIB
     wait_for_bytes(run, 0, 9 * GIB)
     gpus.fail(2, "MEMORY", CRASH)
-    wait_until(lambda: len(notices(run, "restarted")) == 2, what="word of the crash")
+    wait_until(lambda: len(read_notices(run, "restarted")) == 2, what="word of the crash")
     gpus.device(0).used = 9 * GIB
     wait_for_bytes(run, 1, 9 * GIB)
-    assert run.is_alive() and not launching.problems(run)
-    assert read_fold(run).devices[0].lost_at is not None
-    assert [problem.code for problem in launching.problems(run, "warning")] == [
+    assert run.is_alive() and not launching.read_problems(run)
+    assert read_run_state(run).devices[0].lost_at is not None
+    assert [problem.code for problem in launching.read_problems(run, "warning")] == [
         "restarted",
         "restarted",
         "gpu-lost",
     ]
     sequence = [event.seq for writer, event in launching.all_events(run) if writer == "sampler"]
     assert sequence == list(range(len(sequence)))
-    rankdeck_here("stop", run.path, "--now", code=0)
+    rankdeck_in_process("stop", run.path, "--now", exit_code=0)
     assert not run.is_alive()
 
 
 @pytest.mark.slow
-def test_a_run_is_read_again_after_its_driver_was_loaded_anew(gpus: SimulatedGpus, run: RunDir) -> None:
+def test_sampling_resumes_after_a_driver_reload(gpus: SimulatedGpus, run: RunDir) -> None:
     wait_for_bytes(run, 0, 4 * 2**20)
     for index in (0, 2):
         gpus.fail(index, "ANY", GPU_IS_LOST)
-    wait_until(lambda: len(notices(run, "lost")) == 2, what="the loss")
+    wait_until(lambda: len(read_notices(run, "lost")) == 2, what="the loss")
     gpus.state.session += 1
     for index in (0, 2):
         gpus.fail(index, "ANY", 0)
     gpus.device(2).used = gpus.device(0).used = 9 * GIB
     for device in (0, 1):
         wait_for_bytes(run, device, 9 * GIB)
-    wait_until(lambda: read_fold(run).devices[0].lost_at is None, what="a GPU that is there")
-    assert run.is_alive() and not launching.problems(run)
+    wait_until(lambda: read_run_state(run).devices[0].lost_at is None, what="a GPU that is there")
+    assert run.is_alive() and not launching.read_problems(run)
 
 
-def test_a_storm_of_xid_errors_is_a_problem_and_not_thousands(gpus: SimulatedGpus, run: RunDir) -> None:
+def test_many_xid_errors_are_one_problem(gpus: SimulatedGpus, run: RunDir) -> None:
     wait_for_bytes(run, 0, 4 * 2**20)
     wait_until(lambda: gpus.calls("EVENT") >= 3, what="registration")
     for _ in range(2_000):
@@ -173,32 +169,32 @@ def test_a_storm_of_xid_errors_is_a_problem_and_not_thousands(gpus: SimulatedGpu
     gpus.device(2).used = 9 * GIB
     wait_for_bytes(run, 0, 9 * GIB)
     request_stop(run)
-    assert launching.ended(run, 10).outcome == "stopped"
-    told = notices(run, "xid")
+    assert launching.wait_for_exit_record(run, 10).outcome == "stopped"
+    told = read_notices(run, "xid")
     assert len(told) == 2 and "more times" in told[-1].message
-    assert len(launching.problems(run, "warning")) == 2
+    assert len(launching.read_problems(run, "warning")) == 2
 
 
-def test_an_unknown_or_simulated_gpu_is_refused_before_anything_starts(
-    gpus: SimulatedGpus, tmp_path: Path
-) -> None:
-    done = rankdeck_here("train", "digits-ddp", "--devices", "gpu:7", code=2)
+def test_unknown_and_simulated_gpus_are_refused(gpus: SimulatedGpus, tmp_path: Path) -> None:
+    done = rankdeck_in_process("train", "digits-ddp", "--devices", "gpu:7", exit_code=2)
     assert "There is no GPU 7" in done.err and gpus.uuid(1) in done.err
-    done = rankdeck_here("train", "digits-ddp", "--devices", "gpu:0", env=gpus.as_named, code=2)
+    done = rankdeck_in_process(
+        "train", "digits-ddp", "--devices", "gpu:0", env=gpus.simulated_environment, exit_code=2
+    )
     assert "simulated" in done.err and "cpu:2" in done.err
     assert not (tmp_path / "rankdeck-runs").exists()
 
 
-def test_a_rehearsal_tells_how_busy_each_rank_is_and_its_ranks_nothing_of_a_simulated_library(
+def test_a_rehearsal_samples_the_cpu_use_of_each_rank(
     gpus: SimulatedGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANKDECK_NVML", str(gpus.library))
     run = launching.launch(tmp_path / "runs")
     pids = launching.wait_for_ranks(run)
-    environment = environment_of(pids[0])
+    environment = read_environment(pids[0])
     assert environment and "RANKDECK_NVML" not in environment
-    wait_until(lambda: {row.device for row in samples(run)} == {0, 1}, deadline_s=20, what="both ranks")
-    assert all(row.used_bytes is None and 0 <= (row.utilisation or 0) <= 1 for row in samples(run))
+    wait_until(lambda: {row.device for row in read_samples(run)} == {0, 1}, deadline_s=20, what="both ranks")
+    assert all(row.used_bytes is None and 0 <= (row.utilisation or 0) <= 1 for row in read_samples(run))
     request_stop(run)
-    assert launching.ended(run, 10).outcome == "stopped"
+    assert launching.wait_for_exit_record(run, 10).outcome == "stopped"
     assert not [event for _, event in launching.all_events(run) if isinstance(event, events.DeviceNotice)]

@@ -11,15 +11,15 @@ import torch
 
 from rankdeck import events
 from rankdeck.events import DeviceMemory, ProcessUse
-from rankdeck.memory.torch_memory import OwnedBytes, read_gpu_bytes, reset_gpu_peaks
+from rankdeck.memory.torch_memory import OwnerBytes, read_gpu_bytes, reset_gpu_peaks
 from rankdeck.run.breakdown import break_down
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 from tests.helpers.cli import rankdeck
 from tests.helpers.launching import all_events
 
 pytestmark = pytest.mark.gpu
 GIB = 2**30
-SHARE = 0.03
+TOLERANCE = 0.03
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def device() -> torch.device:
 def row_of(device: torch.device) -> dict[str, Any]:
     """What `rankdeck devices --json` says of torch's device, found by its UUID."""
     uuid = str(torch.cuda.get_device_properties(device).uuid)
-    rows = rankdeck("devices", "--json", code=0).json
+    rows = rankdeck("devices", "--json", exit_code=0).json
     (row,) = [row for row in rows if row["uuid"].partition("-")[2] == uuid]
     return dict(row)
 
 
-def own_bytes(row: dict[str, Any]) -> int:
+def process_bytes(row: dict[str, Any]) -> int:
     """What NVML says that this process holds; skips where it does not tell (in many containers)."""
     own = [item["used_bytes"] for item in row["processes"] if item["pid"] == os.getpid()]
     if not own or own[0] is None:
@@ -47,31 +47,31 @@ def own_bytes(row: dict[str, Any]) -> int:
     return int(own[0])
 
 
-def test_nvml_and_torch_mean_the_same_card(device: torch.device) -> None:
+def test_nvml_and_torch_describe_the_same_gpu(device: torch.device) -> None:
     row, properties = row_of(device), torch.cuda.get_device_properties(device)
     assert row["name"] == properties.name and row["state"] == "ok" and not row["simulated"]
-    assert row["total_bytes"] == pytest.approx(properties.total_memory, rel=SHARE)
+    assert row["total_bytes"] == pytest.approx(properties.total_memory, rel=TOLERANCE)
     assert row["used_bytes"] + row["driver_bytes"] < row["total_bytes"]
     assert 0 <= row["utilisation"] <= 1 and 10 < row["temperature_c"] < 110 and row["power_w"] > 5
 
 
-def test_what_torch_reserves_nvml_sees(device: torch.device) -> None:
+def test_nvml_reports_what_torch_reserves(device: torch.device) -> None:
     before = row_of(device)["used_bytes"]
     held = torch.empty(2 * GIB, dtype=torch.uint8, device=device)
     torch.cuda.synchronize(device)
-    assert row_of(device)["used_bytes"] - before == pytest.approx(held.nbytes, rel=SHARE)
+    assert row_of(device)["used_bytes"] - before == pytest.approx(held.nbytes, rel=TOLERANCE)
 
 
-def test_the_segments_of_this_process_add_up_to_what_nvml_sees(device: torch.device) -> None:
+def test_memory_segments_add_up_to_what_nvml_reports(device: torch.device) -> None:
     before = row_of(device)
-    context = own_bytes(before) - torch.cuda.memory_reserved(device)
+    context = process_bytes(before) - torch.cuda.memory_reserved(device)
     reset_gpu_peaks(device)
     model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(16))).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(4096, 4096, device=device)).sum().backward()
     optimizer.step()
     torch.cuda.synchronize(device)
-    told, row = read_gpu_bytes(device, OwnedBytes(model, optimizer)), row_of(device)
+    told, row = read_gpu_bytes(device, OwnerBytes(model, optimizer)), row_of(device)
     memory = DeviceMemory(
         device=0,
         live_bytes=told.live_bytes,
@@ -89,26 +89,26 @@ def test_the_segments_of_this_process_add_up_to_what_nvml_sees(device: torch.dev
     used = row["used_bytes"]
     # Counted without NVML's sum: others by process, our context as it was before the model, torch by kind.
     others = sum(item.used_bytes or 0 for item in processes if item.rank is None)
-    assert others + context + told.reserved_bytes == pytest.approx(used, rel=SHARE)
-    assert found["others"] == pytest.approx(others, abs=SHARE * used)
-    assert found["context"] == pytest.approx(context, abs=SHARE * used)
+    assert others + context + told.reserved_bytes == pytest.approx(used, rel=TOLERANCE)
+    assert found["others"] == pytest.approx(others, abs=TOLERANCE * used)
+    assert found["context"] == pytest.approx(context, abs=TOLERANCE * used)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert (found["parameters"], found["gradients"]) == (weights, weights)
     assert found["optimizer"] == pytest.approx(2 * weights, rel=0.001)
     assert found["activations"] > 0
 
 
-def test_a_run_is_read_by_its_sampler_and_adds_up(tmp_path: Path) -> None:
+def test_memory_of_a_sampled_run_adds_up(tmp_path: Path) -> None:
     # Long and large enough for the sampler to see it.
     larger = ["--set", "train.steps=2000", "--set", "model.args.width=1024"]
     done = rankdeck("train", "gpt-stdlib", "--devices", "gpu:0", *larger, "--json", timeout_s=600)
-    assert done.code == 0, done.err
+    assert done.exit_code == 0, done.err
     run = RunDir(Path(done.json["path"]))
     told = all_events(run)
     (info,) = next(event for _, event in told if isinstance(event, events.RunStarted)).devices
     started = next(event for _, event in told if isinstance(event, events.RankStarted))
     assert started.uuids == [info.uuid]
-    (device,) = rankdeck("show", run.path, "--json", code=0).json["devices"]
+    (device,) = rankdeck("show", run.path, "--json", exit_code=0).json["devices"]
     assert device["utilisation_mean"] is not None and device["used_peak_bytes"] > 0
     memory = [event.devices[0] for _, event in told if isinstance(event, events.Memory)][-1]
     assert memory.reserved_bytes is not None and memory.peak_by_kind is not None
@@ -127,5 +127,5 @@ def test_a_run_is_read_by_its_sampler_and_adds_up(tmp_path: Path) -> None:
         pytest.skip("NVML does not tell the rank's process apart here")
     own = max(process.used_bytes or 0 for process in on_it if process.rank == 0)
     others = max((process.used_bytes or 0 for process in on_it if process.rank is None), default=0)
-    assert own + others == pytest.approx(used, rel=SHARE)
+    assert own + others == pytest.approx(used, rel=TOLERANCE)
     assert own > memory.reserved_bytes

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck import rundir
+from rankdeck import run_dir
 from tests.helpers.cli import rankdeck
-from tests.helpers.launching import problems
+from tests.helpers.launching import read_problems
 
 
 @pytest.fixture
@@ -22,20 +22,20 @@ def unknown_torch(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(facts.parent), before)))}
 
 
-def test_a_plan_warns_on_stderr_and_stands(unknown_torch: dict[str, str]) -> None:
-    found = rankdeck("plan", "digits-mlp", "--strategy", "single", "--json", code=0, env=unknown_torch)
+def test_an_unknown_torch_is_a_warning_of_plan(unknown_torch: dict[str, str]) -> None:
+    found = rankdeck("plan", "digits-mlp", "--strategy", "single", "--json", exit_code=0, env=unknown_torch)
     assert found.err.count("torch 9.9.9 is not one of the versions") == 1
     assert found.lines[0]["verdict"] == "fits"
 
 
-def test_a_run_warns_in_its_events_and_trains(unknown_torch: dict[str, str]) -> None:
+def test_an_unknown_torch_is_a_warning_of_a_run(unknown_torch: dict[str, str]) -> None:
     """Under ddp on one device, where there is nobody to send anything to."""
     options = ("--set", "train.steps=3", "--set", "train.clip_norm=1.0", "--devices", "cpu:1")
     found = rankdeck(
-        "train", "digits-mlp", *options, "--strategy", "ddp", "--json", code=0, env=unknown_torch
+        "train", "digits-mlp", *options, "--strategy", "ddp", "--json", exit_code=0, env=unknown_torch
     )
     assert (found.json["outcome"], found.json["steps"]) == ("completed", 3)
     assert found.json["comm"] is None or found.json["comm"]["sent_bytes_per_step"] == [0]
-    (run,) = rundir.list_runs(rundir.default_runs_folder())
-    assert [problem.code for problem in problems(run, "warning")] == ["torch-unknown"]
-    assert problems(run) == []
+    (run,) = run_dir.list_runs(run_dir.default_runs_folder())
+    assert [problem.code for problem in read_problems(run, "warning")] == ["torch-unknown"]
+    assert read_problems(run) == []

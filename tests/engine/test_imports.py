@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 import rankdeck
-from tests.helpers.tree import CHECKOUT
+from tests.helpers.checkout import CHECKOUT
 
 ENGINE = Path(rankdeck.__file__).parent
-PUT_ON_A_PATH = ENGINE / "observer/inject"
+INJECT_FOLDER = ENGINE / "observer/inject"
 """No package: its sitecustomize is found by this folder's place on a script's path."""
 NO_OTHER_VIEW = "no view imports another view"
 NO_OTHER_STRATEGY = "no strategy imports another strategy"
@@ -28,7 +28,7 @@ TORCH_FREE = (
     "base",
     "config",
     "events",
-    "rundir",
+    "run_dir",
     "checkpoint_files",
     "run",
     "telemetry",
@@ -39,7 +39,7 @@ TORCH_FREE = (
 
 def _modules() -> list[str]:
     """Every module of the engine, found without importing any."""
-    sources = [file for file in ENGINE.rglob("*.py") if file.parent != PUT_ON_A_PATH]
+    sources = [file for file in ENGINE.rglob("*.py") if file.parent != INJECT_FOLDER]
     files = [file.relative_to(ENGINE.parent).with_suffix("") for file in sources]
     parts = [file.parts[:-1] if file.name == "__init__" else file.parts for file in files]
     return sorted(".".join(part) for part in parts if part[-1] != "__main__")
@@ -49,7 +49,7 @@ def _is_torch_free(module: str) -> bool:
     return module == "rankdeck" or module.split(".")[1] in TORCH_FREE
 
 
-def _loaded_by(modules: list[str], asked: list[str]) -> list[str]:
+def _imported_by(modules: list[str], asked: list[str]) -> list[str]:
     """Which of `asked` are in sys.modules once a fresh interpreter has imported `modules`."""
     script = (
         "import importlib, json, sys\n"
@@ -70,51 +70,51 @@ def _loaded_by(modules: list[str], asked: list[str]) -> list[str]:
 
 def test_the_whole_engine_imports_no_qt() -> None:
     assert len(_modules()) > 20
-    assert _loaded_by(_modules(), ["PySide6", "shiboken6", "pyqtgraph", "rankdeck_app"]) == []
+    assert _imported_by(_modules(), ["PySide6", "shiboken6", "pyqtgraph", "rankdeck_app"]) == []
 
 
-def test_the_rooms_that_the_app_imports_bring_no_torch() -> None:
+def test_packages_that_the_app_imports_do_not_import_torch() -> None:
     floor = [module for module in _modules() if _is_torch_free(module)]
     assert {module.split(".")[1] for module in floor if "." in module} == set(TORCH_FREE)
-    assert _loaded_by(floor, ["torch"]) == []
+    assert _imported_by(floor, ["torch"]) == []
 
 
-def test_of_the_rooms_that_the_app_imports_only_the_fold_of_a_run_brings_numpy() -> None:
+def test_only_the_run_state_imports_numpy_for_the_app() -> None:
     """The app paints before it is there, and the command line starts without it."""
     floor = [module for module in _modules() if _is_torch_free(module)]
     light = [module for module in floor if module.split(".")[1:2] != ["run"]]
     lists = ["row", "prediction", "problems", "plan_lines", "imbalance", "breakdown"]
-    assert _loaded_by([*light, *(f"rankdeck.run.{name}" for name in lists)], ["numpy"]) == []
-    assert _loaded_by(["rankdeck.run.fold"], ["numpy"]) == ["numpy"]
+    assert _imported_by([*light, *(f"rankdeck.run.{name}" for name in lists)], ["numpy"]) == []
+    assert _imported_by(["rankdeck.run.run_state"], ["numpy"]) == ["numpy"]
 
 
-def test_a_module_of_another_room_is_seen_to_import_torch() -> None:
-    assert _loaded_by(["rankdeck.memory.ledger"], ["torch"]) == ["torch"]
+def test_the_import_check_detects_torch() -> None:
+    assert _imported_by(["rankdeck.memory.ledger"], ["torch"]) == ["torch"]
 
 
-def test_the_parent_package_imports_nothing_before_it_is_asked_for() -> None:
+def test_importing_rankdeck_imports_nothing_else() -> None:
     tree = ast.parse((ENGINE / "__init__.py").read_text())
     assert not [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     others = [module for module in _modules() if module != "rankdeck"]
-    assert _loaded_by(["rankdeck"], [*others, "torch", "numpy", "msgspec", "pydantic"]) == []
+    assert _imported_by(["rankdeck"], [*others, "torch", "numpy", "msgspec", "pydantic"]) == []
 
 
-def test_its_names_are_there_as_its_stub_says_and_none_brings_torch() -> None:
+def test_public_names_match_the_stub_and_do_not_import_torch() -> None:
     stub = ast.parse((ENGINE / "__init__.pyi").read_text())
     named = {
         alias.asname or "" for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
     assert named == {"train", "run", "race", "open_run", "Run", "Raced", "log"}
     assert all(callable(getattr(rankdeck, name)) and name in dir(rankdeck) for name in named)
-    rooms = ["rankdeck.api.starting", "rankdeck.api.run_object", "rankdeck.api.racing"]
-    assert _loaded_by(rooms, ["torch"]) == []
+    rooms = ["rankdeck.api.runs", "rankdeck.api.run_object", "rankdeck.api.races"]
+    assert _imported_by(rooms, ["torch"]) == []
 
 
-def test_every_package_folder_is_a_package() -> None:
+def test_every_package_folder_has_an_init_file() -> None:
     """Without __init__.py a folder drops out of the layers that import-linter checks."""
     folders = {file.parent for root in (ENGINE, CHECKOUT / "app/rankdeck_app") for file in root.rglob("*.py")}
     missing = [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()]
-    assert missing == [PUT_ON_A_PATH]
+    assert missing == [INJECT_FOLDER]
 
 
 def _lint_imports(checkout: Path) -> subprocess.CompletedProcess[str]:
@@ -130,7 +130,7 @@ def _lint_imports(checkout: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_imports_that_are_not_allowed_are_caught(tmp_path: Path) -> None:
+def test_import_linter_catches_forbidden_imports(tmp_path: Path) -> None:
     for folder in ("engine", "app"):
         shutil.copytree(CHECKOUT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
@@ -161,4 +161,4 @@ def test_imports_that_are_not_allowed_are_caught(tmp_path: Path) -> None:
 
 def test_the_table_of_commands_reads_no_configuration() -> None:
     """Every command pays for what it imports, `--help` and `stop` too."""
-    assert _loaded_by(["rankdeck.cli.app"], ["pydantic", "rankdeck.config.schema"]) == []
+    assert _imported_by(["rankdeck.cli.app"], ["pydantic", "rankdeck.config.schema"]) == []

@@ -8,30 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck import rundir
+from rankdeck import run_dir
 from rankdeck.base.errors import ConfigError
 from rankdeck.run.row import read_info
-from rankdeck.rundir import Labels, labels_stamp, read_labels, write_labels
+from rankdeck.run_dir import Labels, labels_stamp, read_labels, write_labels
 from tests.helpers.written_run import WrittenRun
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> WrittenRun:
     run = WrittenRun(tmp_path / "runs", "first name")
-    run.begin()
+    run.start()
     run.end("completed")
     return run
 
 
-def test_a_run_is_called_what_a_person_says_and_its_folder_stays(run: WrittenRun) -> None:
+def test_renaming_a_run_keeps_its_folder(run: WrittenRun) -> None:
     assert (run.dir.title, read_info(run.dir).title, labels_stamp(run.path)) == (*["first name"] * 2, None)
-    said = Labels().changed(name=" The\nnight ", tags=("hot", " hot ", "", "lr sweep"), note=" why \n")
+    said = Labels().with_changes(name=" The\nnight ", tags=("hot", " hot ", "", "lr sweep"), note=" why \n")
     write_labels(run.path, said)
     assert read_labels(run.path) == said == Labels("The night", ("hot", "lr sweep"), "why")
     info = read_info(run.dir)
     assert (info.title, info.labels, info.name) == ("The night", said, run.dir.name)
     for text in ("The night", "first name", "first-name", run.dir.name):
-        assert rundir.find_run(text, run.path.parent).path == run.path
+        assert run_dir.find_run(text, run.path.parent).path == run.path
     write_labels(run.path, Labels())
     assert run.dir.title == "first name" and not (run.path / "labels.json").exists()
 
@@ -40,12 +40,12 @@ def test_a_run_is_called_what_a_person_says_and_its_folder_stays(run: WrittenRun
     "written",
     [b"", b"[" * 100_000, b"[]", b'{"name": 3, "tags": "x", "note": [], "archived": 1}', b"\xff{}"],
 )
-def test_labels_that_are_damaged_say_nothing(run: WrittenRun, written: bytes) -> None:
+def test_damaged_labels_are_ignored(run: WrittenRun, written: bytes) -> None:
     (run.path / "labels.json").write_bytes(written)
     assert read_labels(run.path) == Labels() and run.dir.title == "first name"
 
 
-def test_labels_that_are_no_file_are_neither_read_nor_followed(run: WrittenRun, tmp_path: Path) -> None:
+def test_labels_that_are_no_regular_file_are_ignored(run: WrittenRun, tmp_path: Path) -> None:
     file, foreign = run.path / "labels.json", tmp_path / "foreign"
     os.mkfifo(file)
     assert read_labels(run.path) == Labels(), "it does not wait for a writer"
@@ -56,9 +56,9 @@ def test_labels_that_are_no_file_are_neither_read_nor_followed(run: WrittenRun, 
     assert foreign.read_text() == "precious" and json.loads(file.read_text())["name"] == "x"
 
 
-def test_no_run_is_called_last() -> None:
+def test_a_run_cannot_be_named_last() -> None:
     with pytest.raises(ConfigError, match="newest run"):
-        Labels().changed(name=" Last ")
+        Labels().with_changes(name=" Last ")
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,6 @@ def test_no_run_is_called_last() -> None:
         {"tags": tuple(map(str, range(51)))},
     ],
 )
-def test_labels_are_bounded(changes: dict[str, object]) -> None:
+def test_labels_are_limited(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="at most"):
-        Labels().changed(**changes)
+        Labels().with_changes(**changes)

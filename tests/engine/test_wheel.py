@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck import __version__
-from tests.helpers.tree import CHECKOUT
+from tests.helpers.checkout import CHECKOUT
 
 
 @pytest.fixture(scope="module")
@@ -27,18 +27,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(next(folder.glob("rankdeck-*.whl")))
 
 
-def _files(folder: Path, as_: str) -> set[str]:
+def _project_files(folder: Path, as_: str) -> set[str]:
     """Files under `folder` that belong to the project, named as the wheel names them."""
     files = [file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
     return {f"{as_}/{file.relative_to(folder).as_posix()}" for file in files}
 
 
-def test_the_wheel_holds_every_file_of_both_packages_and_the_presets(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_every_file_of_both_packages_and_the_presets(wheel: zipfile.ZipFile) -> None:
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    wanted = _files(CHECKOUT / "engine/rankdeck", "rankdeck") | _files(
+    wanted = _project_files(CHECKOUT / "engine/rankdeck", "rankdeck") | _project_files(
         CHECKOUT / "app/rankdeck_app", "rankdeck_app"
     )
-    wanted |= _files(CHECKOUT / "presets", "rankdeck/_presets")
+    wanted |= _project_files(CHECKOUT / "presets", "rankdeck/_presets")
     assert packed == wanted
 
 
@@ -57,7 +57,7 @@ def test_the_wheel_holds(wheel: zipfile.ZipFile, file: str) -> None:
     assert file in wheel.namelist()
 
 
-def test_qt_comes_with_the_app_extra_only(wheel: zipfile.ZipFile) -> None:
+def test_only_the_app_extra_requires_qt(wheel: zipfile.ZipFile) -> None:
     name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     metadata = email.message_from_bytes(wheel.read(name))
     required = metadata.get_all("Requires-Dist") or []
@@ -125,7 +125,7 @@ def _output_of(*command: str | Path, folder: Path) -> str:
     return done.stdout
 
 
-def test_an_installed_wheel_is_what_a_fresh_environment_imports(installed: Path, tmp_path: Path) -> None:
+def test_a_fresh_environment_imports_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     script = "import rankdeck, rankdeck_app; print(rankdeck.__file__); print(rankdeck_app.__file__)"
     found = _output_of(installed / "python", "-c", script, folder=tmp_path).split()
     assert len(found) == 2
@@ -141,7 +141,7 @@ def test_an_installed_wheel_trains_a_preset(installed: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("command", ["rankdeck", "rankdeck-app"])
-def test_both_commands_of_an_installed_wheel_tell_the_same_version(
+def test_both_commands_of_an_installed_wheel_print_the_version(
     installed: Path, tmp_path: Path, command: str
 ) -> None:
     assert _output_of(installed / command, "--version", folder=tmp_path) == f"{command} {__version__}\n"

@@ -21,7 +21,7 @@ from tests.faults.page import written  # noqa: E402
 from tests.faults.record import Recorded  # noqa: E402
 from tests.faults.storms import Storm, run_storm  # noqa: E402
 from tests.faults.trial import Record, try_out  # noqa: E402
-from tests.helpers.tree import PRODUCT  # noqa: E402
+from tests.helpers.checkout import PRODUCT  # noqa: E402
 
 SEED = 20_261_124
 EACH = 6

@@ -19,12 +19,12 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from rankdeck.launch.control import wait_ended
-from rankdeck.rundir import RunDir
+from rankdeck.launch.control import wait_for_end
+from rankdeck.run_dir import RunDir
 from tests.faults.jobs import CLASSES, Plan, begin
 from tests.faults.trial import END_S, marked
 from tests.helpers import launching, processes
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.waiting import scale_timeout, wait_until
 
 HOW = ("alone", "load", "suspended", "traced", "breakpoint", "slow step", "slow save")
 _PTRACE_ATTACH, _PTRACE_DETACH, _WALL = 16, 17, 0x40000000
@@ -61,7 +61,7 @@ def run_healthy(seed: int, folder: Path) -> Healthy:
             record.wrong = _wrong(record, folder, mark)
         except Exception as error:
             record.wrong = [f"{type(error).__name__}: {error}"]
-        processes.end(processes.marked_by(mark))
+        processes.kill_processes(processes.find_marked(mark))
     record.took_s = round(time.monotonic() - began_s, 1)
     if not record.wrong:
         shutil.rmtree(folder, ignore_errors=True)
@@ -81,10 +81,10 @@ def _wrong(record: Healthy, folder: Path, mark: str) -> list[str]:
     with _load(record.how == "load"):
         run = begin(job, plan, folder / "job", launch={"timeout_s": record.timeout_s})
         _disturb(record, run, folder / "job" / f"hit-{rank}", mark)
-        if not wait_ended(run, with_load(END_S)):
+        if not wait_for_end(run, scale_timeout(END_S)):
             return ["it did not end"]
-    end = run.end()
-    told = [*launching.problems(run), *launching.problems(run, "warning")]
+    end = run.exit_record()
+    told = [*launching.read_problems(run), *launching.read_problems(run, "warning")]
     wrong = [f"{one.code} of {one.rank}: {one.message[:300]}" for one in told]
     if end is None or (end.outcome, end.exit_code) != ("completed", 0):
         wrong.append(f"it ended as {end}")
@@ -94,7 +94,7 @@ def _wrong(record: Healthy, folder: Path, mark: str) -> list[str]:
 def _disturb(record: Healthy, run: RunDir, sign: Path, mark: str) -> None:
     if record.how not in ("suspended", "traced"):
         return
-    wait_until(lambda: sign.exists() or run.end(), deadline_s=END_S, what="the moment")
+    wait_until(lambda: sign.exists() or run.exit_record(), deadline_s=END_S, what="the moment")
     if not sign.exists():
         return
     if record.how == "traced":
@@ -105,7 +105,7 @@ def _disturb(record: Healthy, run: RunDir, sign: Path, mark: str) -> None:
 
 def _suspend(mark: str, seconds: float) -> None:
     """Everything that was started for the run, as a laptop that is closed."""
-    every = processes.marked_by(mark)
+    every = processes.find_marked(mark)
     for process in every:
         with suppress(psutil.Error):
             process.suspend()

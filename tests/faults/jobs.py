@@ -16,8 +16,8 @@ from typing import Any
 
 from rankdeck.config import from_dict
 from rankdeck.config.script import ScriptConfig, ScriptTable
-from rankdeck.launch.start import start, start_script
-from rankdeck.rundir import RunDir
+from rankdeck.launch.start import start_run, start_script
+from rankdeck.run_dir import RunDir
 
 _INSIDE = Path(__file__).with_name("inside")
 _COMMAND = ["rankdeck", "train", "job.toml"]
@@ -108,7 +108,7 @@ def begin(kind: Class, plan: Plan, folder: Path, **more: Mapping[str, Any]) -> R
     runs = folder / "runs"
     if not kind.is_script:
         config = from_dict(tables(kind, plan, **more), folder=folder)
-        return start(config, runs=runs, detach=True, command_line=_COMMAND, started=time.time())
+        return start_run(config, runs=runs, detach=True, command_line=_COMMAND, started=time.time())
     table = {
         "run": "train.py",
         "folder": str(folder),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 from tests.helpers import launching
 
 _FROZEN_S = 40.0

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdeck.config import from_dict
-from rankdeck.rundir import RunDir, list_folder
+from rankdeck.run_dir import RunDir, list_folder
 from tests.faults.jobs import CLASSES, Class, Plan, tables, write
 from tests.faults.kinds import Drawn
 from tests.helpers import processes
 from tests.helpers.cli import RANKDECK
 from tests.helpers.terminals import Terminal
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.waiting import scale_timeout, wait_until
 
 _END_S = 90.0
 _LEFT_S = 5.0
@@ -51,12 +51,14 @@ def start(what: str, drawn: Drawn, folder: Path, mark: str) -> Started:
         else:
             _close(terminal)
         code = terminal.wait(_END_S)
-    end_s = time.monotonic() + with_load(_LEFT_S)
-    while (left := processes.marked_by(mark)) and time.monotonic() < end_s:
+    end_s = time.monotonic() + scale_timeout(_LEFT_S)
+    while (left := processes.find_marked(mark)) and time.monotonic() < end_s:
         time.sleep(0.05)
     hidden = [path.name for path in runs.glob(".*")]
-    said = terminal.shown.decode(errors="replace")
-    return Started(code, said, next(iter(list_folder(runs)), None), [*map(processes.named, left), *hidden])
+    said = terminal.output.decode(errors="replace")
+    return Started(
+        code, said, next(iter(list_folder(runs)), None), [*map(processes.process_text, left), *hidden]
+    )
 
 
 def _command(job: Class, here: Path, steps: int) -> list[str]:

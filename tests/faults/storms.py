@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 from safetensors.torch import load_file
 
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 from tests.faults.trial import marked
-from tests.helpers import killing, launching, processes
+from tests.helpers import killed_runs, launching, processes
 from tests.helpers.waiting import wait_until
 
 STRATEGIES: Mapping[str, tuple[Mapping[str, Any], int]] = {
@@ -74,11 +74,13 @@ def run_storm(seed: int, folder: Path, references: Path) -> Storm:
             ended = _storm(record, folder, choose)
             record.wrong = ended.differences(expected)
             wait_until(
-                lambda: not processes.marked_by(mark), deadline_s=launching.GONE_S, what="the end of all"
+                lambda: not processes.find_marked(mark),
+                deadline_s=launching.EXIT_TIMEOUT_S,
+                what="the end of all",
             )
         except Exception as error:
             record.wrong.append(f"{type(error).__name__}: {error}")
-        processes.end(processes.marked_by(mark))
+        processes.kill_processes(processes.find_marked(mark))
     record.took_s = round(time.monotonic() - began_s, 1)
     if not record.wrong:
         shutil.rmtree(folder, ignore_errors=True)
@@ -87,25 +89,25 @@ def run_storm(seed: int, folder: Path, references: Path) -> Storm:
 
 def _tables(name: str, restarts: int) -> dict[str, Any]:
     strategy, devices = STRATEGIES[name]
-    given = killing.tables(strategy, devices, None, steps=STEPS, every=EVERY, keep_checkpoints=2)
+    given = killed_runs.make_tables(strategy, devices, None, steps=STEPS, every=EVERY, keep_checkpoints=2)
     return {**given, "launch": {"max_restarts": restarts}}
 
 
-def _reference(name: str, references: Path) -> killing.Ended:
+def _reference(name: str, references: Path) -> killed_runs.FinishedRun:
     """The run that nobody disturbed, made once."""
     weights, losses = references / f"{name}.safetensors", references / f"{name}.json"
     if not losses.exists():
         references.mkdir(parents=True, exist_ok=True)
-        run = killing.begin(_tables(name, 0), references / "runs")
-        ended = killing.finish(run)
+        run = killed_runs.start_from_tables(_tables(name, 0), references / "runs")
+        ended = killed_runs.wait_for_result(run)
         shutil.copy(run.weights, weights)
         losses.write_text(json.dumps(ended.losses))
         shutil.rmtree(run.path)
-    return killing.Ended(json.loads(losses.read_text()), load_file(weights))
+    return killed_runs.FinishedRun(json.loads(losses.read_text()), load_file(weights))
 
 
-def _storm(record: Storm, folder: Path, choose: random.Random) -> killing.Ended:
-    run = killing.begin(_tables(record.strategy, record.restarts), folder / "runs")
+def _storm(record: Storm, folder: Path, choose: random.Random) -> killed_runs.FinishedRun:
+    run = killed_runs.start_from_tables(_tables(record.strategy, record.restarts), folder / "runs")
     # Before its first checkpoint a run that is over cannot be gone on with.
     step = EVERY + 1
     for number in range(choose.randrange(2, 6)):
@@ -122,16 +124,18 @@ def _storm(record: Storm, folder: Path, choose: random.Random) -> killing.Ended:
         if run.outcome() == "completed":
             break
         if _is_over(run):
-            killing.go_on(run)
+            killed_runs.resume_detached(run)
     while run.outcome() != "completed":
-        wait_until(lambda: _is_over(run), deadline_s=killing.ENDED_WITHIN_S, every_s=0.05, what="the end")
+        wait_until(
+            lambda: _is_over(run), deadline_s=killed_runs.END_TIMEOUT_S, interval_s=0.05, what="the end"
+        )
         if run.outcome() != "completed":
-            assert run.outcome() in ("failed", "lost"), run.end()
-            killing.go_on(run)
+            assert run.outcome() in ("failed", "lost"), run.exit_record()
+            killed_runs.resume_detached(run)
             record.kills.append("none, gone on with")
-            assert len(record.kills) < 20, f"it does not come to its end: {record.kills}, {run.end()}"
+            assert len(record.kills) < 20, f"it does not come to its end: {record.kills}, {run.exit_record()}"
     record.attempts = run.next_attempt()
-    return killing.finish(run)
+    return killed_runs.wait_for_result(run)
 
 
 def _await_moment(run: RunDir, moment: str, step: int) -> dict[int, int]:
@@ -141,14 +145,14 @@ def _await_moment(run: RunDir, moment: str, step: int) -> dict[int, int]:
         time.sleep(random.Random(step).random() * 3)
         alive = processes.processes_of_run(run.path)
         return {rank: pid for rank, pid in launching.rank_pids(run).items() if pid in alive}
-    pids = killing.wait_for_step(run, step)
+    pids = killed_runs.wait_for_step(run, step)
     if moment == "save":
-        killing.wait_for_save(run)
+        killed_runs.wait_for_save(run)
     return pids
 
 
 def _is_over(run: RunDir) -> bool:
-    return run.end() is not None or not run.is_alive()
+    return run.exit_record() is not None or not run.is_alive()
 
 
 def _kill(run: RunDir, victim: str, pids: Mapping[int, int], choose: random.Random) -> None:
@@ -178,8 +182,8 @@ def _await_next(run: RunDir, attempt: int) -> None:
     """Until it is over, or has begun the attempt after this one by itself."""
     wait_until(
         lambda: _is_over(run) or run.next_attempt() > attempt,
-        deadline_s=killing.ENDED_WITHIN_S,
-        every_s=0.02,
+        deadline_s=killed_runs.END_TIMEOUT_S,
+        interval_s=0.02,
         what="the end of the attempt",
     )
     if _is_over(run):

@@ -16,7 +16,7 @@ from tests.faults.record import Recorded
 from tests.faults.storms import run_storm
 from tests.faults.trial import LEFT_S, MARK, Record, Seen, judged, marked, run_drawn, try_out
 from tests.helpers import processes
-from tests.helpers.waiting import with_load
+from tests.helpers.waiting import scale_timeout
 
 SEED = 20_261_124
 FEW = (
@@ -100,14 +100,14 @@ def seen(
     ("what", "wrong"),
     [
         (seen(CAUSE), ""),
-        (seen(CAUSE.but(rank=0)), "rank 0 is told"),
-        (seen(CAUSE.but(rank=None)), "rank None is told"),
-        (seen(CAUSE.but(code="communication")), "none of ('rank-killed',) was told"),
-        (seen(CAUSE.but(message="Connection closed by peer.")), "'SIGKILL' is not told"),
+        (seen(CAUSE.replace_fields(rank=0)), "rank 0 is told"),
+        (seen(CAUSE.replace_fields(rank=None)), "rank None is told"),
+        (seen(CAUSE.replace_fields(code="communication")), "none of ('rank-killed',) was told"),
+        (seen(CAUSE.replace_fields(message="Connection closed by peer.")), "'SIGKILL' is not told"),
         (seen(), "0 errors were told"),
-        (seen(CAUSE, CAUSE.but(rank=0)), "2 errors were told"),
+        (seen(CAUSE, CAUSE.replace_fields(rank=0)), "2 errors were told"),
         (seen(CAUSE, left=("4711 of 1, sleeping",)), "left behind"),
-        (seen(CAUSE, gone_s=with_load(LEFT_S) + 60), "gone after"),
+        (seen(CAUSE, gone_s=scale_timeout(LEFT_S) + 60), "gone after"),
         (seen(CAUSE, exit_code=0), "exit code 0"),
         (seen(CAUSE, outcome="lost"), "outcome lost"),
         (seen(CAUSE, bad_lines=1), "1 events are missing"),
@@ -129,7 +129,9 @@ def test_the_judge_takes_bad_input_of_an_optimizer_alone() -> None:
         ("forward", "rank-exception", 1, True),
     ):
         drawn = Drawn(name, "ddp", where, 3, 1)
-        assert (not judged(seen(told.but(code=code), exit_code=exit_code), KINDS[name], drawn)) == is_right
+        assert (
+            not judged(seen(told.replace_fields(code=code), exit_code=exit_code), KINDS[name], drawn)
+        ) == is_right
 
 
 def test_the_judge_sees_a_false_alarm() -> None:
@@ -144,9 +146,9 @@ def test_whatever_a_trial_has_started_is_found(tmp_path: Path) -> None:
         command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as left:
             assert left.stdout is not None and left.stdout.readline()
-            assert [one.pid for one in processes.marked_by(mark)] == [left.pid]
+            assert [one.pid for one in processes.find_marked(mark)] == [left.pid]
             left.communicate()
-        assert not processes.marked_by(mark)
+        assert not processes.find_marked(mark)
     assert MARK not in os.environ
 
 

@@ -19,13 +19,13 @@ import msgspec
 
 from rankdeck.base.errors import Problem
 from rankdeck.launch.control import request_stop
-from rankdeck.rundir import EventReader, RunDir
+from rankdeck.run_dir import EventReader, RunDir
 from tests.faults import outside, starts
 from tests.faults.jobs import CLASSES, Plan, begin
 from tests.faults.kinds import KINDS, Drawn, Kind, Told, draw
 from tests.helpers import launching, processes
 from tests.helpers.c_library import build_library
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.waiting import scale_timeout, wait_until
 
 MARK = "RANKDECK_TRIAL"
 LEFT_S = 5.0
@@ -88,8 +88,8 @@ def run_drawn(seed: int, drawn: Drawn, folder: Path) -> Record:
             record.wrong += judged(seen, kind, drawn)
         except Exception as error:
             record.wrong.append(f"{type(error).__name__}: {error}")
-        left = processes.marked_by(mark)
-        processes.end(left)
+        left = processes.find_marked(mark)
+        processes.kill_processes(left)
     record.took_s = round(time.monotonic() - began_s, 1)
     if not record.wrong:
         shutil.rmtree(folder, ignore_errors=True)
@@ -110,7 +110,7 @@ def _run(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> tuple[Seen, float
         signs = [folder / "job" / f"hit-{rank}" for rank in ranks]
         wait_until(lambda: _are(signs) or _is_over(run), deadline_s=HIT_S, what="the fault's place")
         if not (there := _are(signs)):
-            raise AssertionError(f"it never came there: {run.outcome()}, {launching.problems(run)}")
+            raise AssertionError(f"it never came there: {run.outcome()}, {launching.read_problems(run)}")
         hit_s = min(float(sign.read_text().split()[0]) for sign in there) + kind.shows_s
     if kind.outside:
         hit_s = time.time()
@@ -148,10 +148,10 @@ def _wait_for_hang(
     began_s, told = time.monotonic(), kind.told_of(drawn.job)
 
     def heard() -> bool:
-        codes = {problem.code for problem in launching.problems(run, "warning")}
+        codes = {problem.code for problem in launching.read_problems(run, "warning")}
         return bool(codes & _STILL) or _is_over(run)
 
-    wait_until(heard, deadline_s=HEARD_S, every_s=0.2, what="a word about the hang")
+    wait_until(heard, deadline_s=HEARD_S, interval_s=0.2, what="a word about the hang")
     heard_s = round(time.monotonic() - began_s, 1)
     if kind.outside.startswith("suspend"):
         outside.go_on(kind.outside, run, folder / "job", ranks)
@@ -161,20 +161,20 @@ def _wait_for_hang(
 
 
 def _is_over(run: RunDir) -> bool:
-    return run.end() is not None or not run.is_alive()
+    return run.exit_record() is not None or not run.is_alive()
 
 
 def _await_end(run: RunDir, mark: str, from_s: float | None) -> Seen:
     """How it ended. `from_s`: when the fault happened, from which on everything has to go."""
-    wait_until(lambda: _is_over(run), deadline_s=END_S, every_s=0.01, what="the end of the run")
+    wait_until(lambda: _is_over(run), deadline_s=END_S, interval_s=0.01, what="the end of the run")
     from_s = time.time() if from_s is None else from_s
-    limit_s = with_load(LEFT_S)
-    while (left := processes.marked_by(mark)) and time.time() < from_s + limit_s + 5:
+    limit_s = scale_timeout(LEFT_S)
+    while (left := processes.find_marked(mark)) and time.time() < from_s + limit_s + 5:
         time.sleep(0.02)
     gone_s = max(0.0, time.time() - from_s)
     if not run.path.exists():
-        return Seen("removed", None, "", [], [], [processes.named(one) for one in left], gone_s)
-    end = run.end()
+        return Seen("removed", None, "", [], [], [processes.process_text(one) for one in left], gone_s)
+    end = run.exit_record()
     reader = EventReader(run)
     while reader.read():
         pass
@@ -183,9 +183,9 @@ def _await_end(run: RunDir, mark: str, from_s: float | None) -> Seen:
         run.outcome(),
         None if end is None else end.exit_code,
         "" if end is None or end.reason is None else end.reason,
-        launching.problems(run),
-        launching.problems(run, "warning"),
-        [processes.named(one) for one in left],
+        launching.read_problems(run),
+        launching.read_problems(run, "warning"),
+        [processes.process_text(one) for one in left],
         gone_s,
         counts.missing + counts.unreadable,
     )
@@ -203,7 +203,7 @@ def judged(seen: Seen, kind: Kind, drawn: Drawn) -> list[str]:
         wrong.append(f"exit code {seen.exit_code}")
     if seen.left:
         wrong.append(f"left behind: {seen.left}")
-    if seen.gone_s > with_load(LEFT_S):
+    if seen.gone_s > scale_timeout(LEFT_S):
         wrong.append(f"gone after {seen.gone_s:.1f} s")
     if seen.bad_lines and not kind.loses_events:
         wrong.append(f"{seen.bad_lines} events are missing or unreadable")

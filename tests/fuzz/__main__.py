@@ -52,7 +52,7 @@ class Found:
 
     def save(self) -> None:
         told = {"done": self.done, "failures": self.failures}
-        files.write_whole(self._file, json.dumps(told, indent=1))
+        files.write_atomic(self._file, json.dumps(told, indent=1))
 
 
 def main() -> int:

@@ -19,11 +19,11 @@ import tomlkit
 from hypothesis import strategies as st
 
 from rankdeck.base import files
-from rankdeck.checkpoint_files import Progress, checksum, write_commit
+from rankdeck.checkpoint_files import Progress, file_checksum, write_commit
 from rankdeck.run import row_index
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.race import Race
-from rankdeck.rundir.directory import End
+from rankdeck.run_dir.directory import ExitRecord
 from tests.fuzz import values
 
 CANARY = "outside"
@@ -69,7 +69,7 @@ NAMES = (
     b"canary.py",
 )
 DOCUMENTS: dict[str, Any] = {
-    "end.json": End,
+    "end.json": ExitRecord,
     "plan.json": PlanLine,
     "ways-out.0.jsonl": PlanLine,
     "race.json": Race,
@@ -295,7 +295,7 @@ class Commit:
             try:
                 found = [file for file in step.iterdir() if file.is_file() and file.stat().st_size < 1 << 24]
                 listed = {
-                    file.name: (file.stat().st_size, checksum(file))
+                    file.name: (file.stat().st_size, file_checksum(file))
                     for file in found
                     if file.name != "COMMIT"
                 }
@@ -328,9 +328,9 @@ class KeptRow:
 
     def do(self, run: Path) -> None:
         if isinstance(self.row, bytes):
-            files.write_whole(row_index.index_file(run.parent), self.row)
+            files.write_atomic(row_index.index_file(run.parent), self.row)
             return
-        stamp, _ = row_index.stamp_of(run)
+        stamp, _ = row_index.read_stamp(run)
         try:
             row = msgspec.msgpack.encode({**self.row, "path": str(run)})
         except (UnicodeEncodeError, OverflowError):

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from rankdeck.base import files
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 from tests.fuzz.damage import Damage, damages
 from tests.fuzz.readers import COMMANDS, READERS, command_here
 from tests.fuzz.seeds import write_seeds

@@ -8,55 +8,63 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from rankdeck import rundir
+from rankdeck import run_dir
 from rankdeck.base.errors import RankdeckError
-from rankdeck.checkpoint_files import list_checkpoints, newest_whole
+from rankdeck.checkpoint_files import list_checkpoints, newest_intact
 from rankdeck.diagnose.exceptions import read_last_lines
-from rankdeck.diagnose.fixes import kept_lines, planned_fixes
-from rankdeck.diagnose.out_of_memory import ran_out_of
+from rankdeck.diagnose.fixes import planned_fixes, read_planned_lines
+from rankdeck.diagnose.out_of_memory import load_out_of_memory
 from rankdeck.run import export
-from rankdeck.run.fold import Fold, read_fold
-from rankdeck.run.past import stretches
 from rankdeck.run.prediction import read_prediction
 from rankdeck.run.race import read_race
 from rankdeck.run.race_row import race_info
-from rankdeck.run.row import read_info, row_of
-from rankdeck.run.row_figures import figures_of
+from rankdeck.run.row import read_info, row_json
 from rankdeck.run.row_index import RunRows
-from rankdeck.run.summarising import summarise
-from rankdeck.rundir import EventReader, RaceDir, RunDir
-from tests.helpers.cli import rankdeck_here
+from rankdeck.run.row_metrics import run_metrics
+from rankdeck.run.run_history import step_intervals
+from rankdeck.run.run_state import RunState, read_run_state
+from rankdeck.run.summary_builder import summarize
+from rankdeck.run_dir import EventReader, RaceDir, RunDir
+from tests.helpers.cli import rankdeck_in_process
 
 Reader = Callable[[RunDir], object]
 
 
 def _fold(run: RunDir) -> None:
-    fold = read_fold(run)
-    read_fold(run, attempt=0, rows_held=5)
+    fold = read_run_state(run)
+    read_run_state(run, attempt=0, max_rows=5)
     _look_at(fold)
-    figures_of(fold)
-    ran_out_of(run, fold)
-    json.dumps(summarise(run, fold).facts(), allow_nan=False)
-    json.dumps(summarise(run, attempt=0).facts(), allow_nan=False)
+    run_metrics(fold)
+    load_out_of_memory(run, fold)
+    json.dumps(summarize(run, fold).facts(), allow_nan=False)
+    json.dumps(summarize(run, attempt=0).facts(), allow_nan=False)
 
 
-def _look_at(fold: Fold) -> None:
+def _look_at(fold: RunState) -> None:
     """What the app draws."""
-    curves = [fold.losses, fold.loss_ema, fold.rates, fold.lrs, fold.grad_norms, fold.held_out, fold.moments]
+    curves = [
+        fold.losses,
+        fold.loss_ema,
+        fold.rates,
+        fold.lrs,
+        fold.grad_norms,
+        fold.held_out,
+        fold.steps_over_time,
+    ]
     for curve in (*curves, *(metric.curve for metric in fold.metrics.values())):
         curve.window(-math.inf, math.inf, 100)
         curve.window(-10.0, 1e6, 100)
-    stretches(fold)
+    step_intervals(fold)
     fold.copy()
     assert fold.num_events >= 0 and list(fold.rows()) is not None
 
 
 def _lists(run: RunDir) -> None:
-    for found in rundir.list_runs(run.path.parent):
+    for found in run_dir.list_runs(run.path.parent):
         assert found.title and found.outcome()
-    for race in rundir.list_races(run.path.parent):
-        json.dumps(row_of(race_info(race)), allow_nan=False)
-    json.dumps(row_of(read_info(run)), allow_nan=False)
+    for race in run_dir.list_races(run.path.parent):
+        json.dumps(row_json(race_info(race)), allow_nan=False)
+    json.dumps(row_json(read_info(run)), allow_nan=False)
 
 
 def _kept_rows(run: RunDir) -> None:
@@ -76,14 +84,14 @@ def _events(run: RunDir) -> None:
 def _checkpoints(run: RunDir) -> None:
     for checkpoint in list_checkpoints(run.checkpoints_folder):
         assert checkpoint.step >= 0
-    newest_whole(run.checkpoints_folder)
+    newest_intact(run.checkpoints_folder)
 
 
 def _configuration(run: RunDir) -> None:
     for read in (run.config, run.script):
         with contextlib.suppress(RankdeckError):
             read()
-    assert run.environment() is not None and run.next_attempt() > 0 and run.config_to_go_on_with
+    assert run.environment() is not None and run.next_attempt() > 0 and run.config_to_resume
 
 
 def _race(run: RunDir) -> None:
@@ -93,7 +101,7 @@ def _race(run: RunDir) -> None:
 
 def _predictions(run: RunDir) -> None:
     read_prediction(run)
-    for fix in planned_fixes(kept_lines(run) or ()):
+    for fix in planned_fixes(read_planned_lines(run) or ()):
         assert fix.text and fix.headroom
 
 
@@ -103,24 +111,24 @@ def _rest(run: RunDir) -> None:
 
 
 def _csv(run: RunDir) -> None:
-    export.steps_csv(run, run.path.parent.parent / "out.csv")
+    export.export_csv(run, run.path.parent.parent / "out.csv")
 
 
 def _json(run: RunDir) -> None:
-    export.everything_json(run, run.path.parent.parent / "out.json")
+    export.export_json(run, run.path.parent.parent / "out.json")
 
 
 def _trace(run: RunDir) -> None:
-    export.trace(run, run.path.parent.parent / "out.trace")
+    export.export_trace(run, run.path.parent.parent / "out.trace")
 
 
 def _tensorboard(run: RunDir) -> None:
-    export.tensorboard(run, run.path.parent.parent / "out.tfevents")
+    export.export_tensorboard(run, run.path.parent.parent / "out.tfevents")
 
 
 def _weights(run: RunDir) -> None:
-    export.is_behind(run)
-    export.weights(run, run.path.parent.parent / "out.safetensors")
+    export.are_weights_outdated(run)
+    export.export_weights(run, run.path.parent.parent / "out.safetensors")
 
 
 READERS: tuple[Reader, ...] = (
@@ -178,11 +186,11 @@ def words_of(command: tuple[str, ...], run: Path, other: Path) -> list[str]:
 
 
 def command_here(command: tuple[str, ...], run: Path, other: Path) -> None:
-    done = rankdeck_here(*words_of(command, run, other))
-    assert done.code in (0, 1, 2, 3), done
+    done = rankdeck_in_process(*words_of(command, run, other))
+    assert done.exit_code in (0, 1, 2, 3), done
     assert "Traceback" not in done.err and "\x1b" not in done.out, done
-    assert done.code == 0 or done.err or done.out, done
-    if command[-1] == "--json" and done.code == 0 and done.out:
+    assert done.exit_code == 0 or done.err or done.out, done
+    if command[-1] == "--json" and done.exit_code == 0 and done.out:
         for text in done.out.splitlines() if command[0] == "watch" else [done.out]:
             json.loads(text, parse_constant=_no_number)
 

@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.tree import CHECKOUT, PRODUCT_AND_TESTS
+from tests.helpers.checkout import CHECKOUT, PRODUCT_AND_TESTS
 
 if __name__ == "__main__":  # a test that imports this has its own places to look in
     for _folder in reversed(PRODUCT_AND_TESTS.split(os.pathsep)):

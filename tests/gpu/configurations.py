@@ -124,8 +124,8 @@ class Configuration:
             **WAYS[self.way],
             **(changes or {}),
         }
-        tables = {**model.tables(small=small), "train": train} | target.as_tables(())
-        return self.candidate.config(from_dict(tables, folder=Path.cwd()), target)
+        tables = {**model.tables(small=small), "train": train} | target.to_tables(())
+        return self.candidate.make_config(from_dict(tables, folder=Path.cwd()), target)
 
 
 ON_ONE: Sequence[Configuration] = [Configuration(model, way) for way in WAYS for model in MODELS]

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from rankdeck.config.gpu_models import gpu_model
 from rankdeck.memory.entries import DeviceBytes
-from rankdeck.memory.torch_memory import OwnedBytes, read_gpu_bytes, with_rest
+from rankdeck.memory.torch_memory import OwnerBytes, read_gpu_bytes, with_activations
 from rankdeck.planner.candidates import Target, TargetDevice
 
 MIB = 2**20
@@ -97,7 +97,7 @@ class Gpu:
         free_bytes, total_bytes = torch.cuda.mem_get_info(self.torch_device)
         return total_bytes - free_bytes
 
-    def bytes_by_kind(self, watched: Watched, owned: OwnedBytes) -> DeviceBytes:
+    def bytes_by_kind(self, watched: Watched, owned: OwnerBytes) -> DeviceBytes:
         """What the product says of this process's memory; call it before watching is over."""
         return read_gpu_bytes(self.torch_device, owned)
 
@@ -155,10 +155,10 @@ class Cpu:
     def empty_cache(self) -> None:
         """Nothing is kept."""
 
-    def bytes_by_kind(self, watched: Watched, owned: OwnedBytes) -> DeviceBytes:
-        known = owned.on(self.torch_device)
+    def bytes_by_kind(self, watched: Watched, owned: OwnerBytes) -> DeviceBytes:
+        known = owned.read(self.torch_device)
         num_bytes = sum(known.values())
-        by_kind = with_rest(known, num_bytes)
+        by_kind = with_activations(known, num_bytes)
         return DeviceBytes(
             device=0,
             live_bytes=num_bytes,

@@ -70,7 +70,7 @@ class _Simulated:
         self._gpus = SimulatedGpus(folder, 1, self.library)
         self.uuid = self._gpus.uuid(0)
         self._idle_bytes = self._gpus.device(0).used
-        os.environ.update(self._gpus.as_named)
+        os.environ.update(self._gpus.simulated_environment)
         self.put(0)
 
     def put(self, reserved_bytes: int) -> None:

@@ -20,7 +20,7 @@ from rankdeck.base.units import format_bytes
 from rankdeck.config.gpu_models import gpu_model
 from rankdeck.memory.ledger import Ledger
 from rankdeck.planner.plan_ledger import CUDA_ROUNDING_BYTES
-from rankdeck.planner.planned_torch import like_cuda
+from rankdeck.planner.planning_mode import emulate_cuda
 from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 from tests.gpu.children import ChildError, in_child
 from tests.gpu.device import MIB, AnyDevice
@@ -135,14 +135,14 @@ def planned(kernel: Kernel, device: AnyDevice) -> Needs:
     """On tensors without memory, under a GPU's rules where there is one."""
     ledger = Ledger(1, round_to_bytes=CUDA_ROUNDING_BYTES if device.is_real else 1)
     cpu = torch.device("cpu")
-    with FakeTensorMode(), like_cuda("bf16" if kernel.autocast else "fp32", on=device.is_real):
-        with ledger.following():
+    with FakeTensorMode(), emulate_cuda("bf16" if kernel.autocast else "fp32", enabled=device.is_real):
+        with ledger.tracking():
             inputs = kernel.inputs(cpu, small=not device.is_real)
         base = ledger.live_bytes
-        with ledger.following():
+        with ledger.tracking():
             out = _forward(kernel, inputs, "cpu")
         kept, forward = ledger.live_bytes, ledger.devices()[0].peak_bytes
-        with ledger.following():
+        with ledger.tracking():
             _backward(out)
         backward = ledger.devices()[0].peak_bytes
     return Needs(kept - base, forward - base, backward - base)

@@ -14,7 +14,7 @@ import torch
 
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory, ProcessUse
-from rankdeck.memory.torch_memory import OwnedBytes
+from rankdeck.memory.torch_memory import OwnerBytes
 from rankdeck.run.breakdown import break_down
 from rankdeck.telemetry.gpu_status import GpuStatus
 from tests.gpu.device import MIB, AnyDevice, Gpu
@@ -96,7 +96,7 @@ def _breakdown(part: Part, device: AnyDevice, driver: Driver) -> None:
         model(torch.randn(width, width, device=device.torch_device)).sum().backward()
         optimizer.step()
         device.synchronize()
-        told = device.bytes_by_kind(watched, OwnedBytes(model, optimizer))
+        told = device.bytes_by_kind(watched, OwnerBytes(model, optimizer))
         assert told.reserved_bytes is not None
         driver.put(told.reserved_bytes)
         status = driver.sampled()

@@ -22,14 +22,14 @@ from unittest import mock
 import torch
 
 from rankdeck.base.units import format_bytes
-from rankdeck.planner.accuracy import spread_of
+from rankdeck.planner.accuracy import error_spread
 from rankdeck.planner.candidates import Target
 from rankdeck.planner.fake_pass import NUM_STEPS
-from rankdeck.planner.planned_torch import planned
-from rankdeck.planner.pool import plan_lines_of
+from rankdeck.planner.planning_mode import planning_mode
+from rankdeck.planner.pool import plan_candidates
 from rankdeck.run.plan_lines import DOES_NOT_FIT, FITS, TIGHT_SHARE, PlanLine, PlannedDevice
-from rankdeck.rundir import EventWriter
-from rankdeck.torch_compat.fake_tensors import start_fake_group
+from rankdeck.run_dir import EventWriter
+from rankdeck.torch_compat.fake_tensors import init_fake_process_group
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
 from rankdeck.training.loop import Trainer
@@ -80,10 +80,10 @@ def measure(
     workload = workloads.load(one.config(target, small=not device.is_real))
     has_ranks = one.num_ranks > 1
     if has_ranks:
-        start_fake_group(rank, one.num_ranks)
+        init_fake_process_group(rank, one.num_ranks)
     with contextlib.ExitStack() as inside:
         backend = (
-            inside.enter_context(planned(like_cuda=device.is_real, initial_values=True))
+            inside.enter_context(planning_mode(like_cuda=device.is_real, initial_values=True))
             if has_ranks
             else None
         )
@@ -96,21 +96,21 @@ def measure(
             rank=rank,
             world_size=one.num_ranks,
             devices=[device.torch_device],
-            places=[rank],
+            device_indices=[rank],
             writer=EventWriter(Path(os.devnull)),
             backend=backend,
         )
         strategy = trainer.strategy
-        num_first = NUM_STEPS + workload.config.strategy_card.planning.late_steps + strategy.steps_to_fill
-        if strategy.steps_itself:
+        num_first = NUM_STEPS + workload.config.strategy_spec.planning.extra_steps + strategy.num_fill_steps
+        if strategy.owns_optimizer_step:
             num_first += 2 * one.num_ranks
         batches = iter(trainer.loader())
         for step in range(1, num_first + 1):
-            trainer.step(step, batches, followed=False)
+            trainer.step(step, batches, is_tracked=False)
         watched.next_section()
         begun_s = time.perf_counter()
         for step in range(num_first + 1, num_first + NUM_TIMED + 1):
-            trainer.step(step, batches, followed=False)
+            trainer.step(step, batches, is_tracked=False)
         device.synchronize()
         step_s = (time.perf_counter() - begun_s) / NUM_TIMED
     before, steady = watched.sections
@@ -136,7 +136,7 @@ def _nobody_answers() -> Iterator[None]:
 def line_of(one: Configuration, target: Target, *, small: bool) -> PlanLine:
     """The planner's line, made in processes of its own."""
     base = one.config(target, small=small)
-    (line,) = plan_lines_of(base, [one.candidate], target, timeout_s=TIMEOUT_S)
+    (line,) = plan_candidates(base, [one.candidate], target, timeout_s=TIMEOUT_S)
     return line
 
 
@@ -293,7 +293,7 @@ def _squeeze(part: Part, one: Configuration, line: PlanLine, device: AnyDevice) 
 def _tell_spread(part: Part, what: str, errors: Iterable[float]) -> None:
     """The spread of some errors, which is a miss where it is beyond the bar."""
     known = list(errors)
-    spread = spread_of(known)
+    spread = error_spread(known)
     if spread is None:
         return
     bar = f"bar {MEDIAN_BAR:.0%} and {P95_BAR:.0%}"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 
 from tests.gpu.part import Part
-from tests.helpers.tree import CHECKOUT
+from tests.helpers.checkout import CHECKOUT
 
 _MARK = re.compile(r"\bmark\.gpu\b")
 _OUTCOME = re.compile(r"^(?:\[.*?\] )?(?:(\S+::.+?) )?(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")

@@ -19,15 +19,15 @@ from PySide6.QtWidgets import QApplication
 from shiboken6 import isValid
 
 from rankdeck.cli.race import stop_race
-from rankdeck.launch.control import request_stop, wait_ended
-from rankdeck.rundir import RunDir, list_races, list_runs
+from rankdeck.launch.control import request_stop, wait_for_end
+from rankdeck.run_dir import RunDir, list_races, list_runs
 from rankdeck_app.application import make_app
 from rankdeck_app.composition import App
-from rankdeck_app.shell.frame import open_window
 from rankdeck_app.shell.services import make_services
+from rankdeck_app.shell.window_state import open_window
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.views.output import OutputView
-from tests.helpers.waiting import with_load
+from tests.helpers.waiting import scale_timeout
 
 
 def open_app(workspace: Path, *, plans: bool = False, samples: bool = False) -> App:
@@ -41,16 +41,16 @@ def open_app(workspace: Path, *, plans: bool = False, samples: bool = False) -> 
     window.show()
     app = App(window)
     if not samples:
-        leave_sampler_out(app)
+        disable_sampler(app)
     app.start()
     return app
 
 
-def leave_sampler_out(app: App) -> None:
+def disable_sampler(app: App) -> None:
     """What reads the GPUs of this machine is a process of its own; here the app hears at once that there is
     no driver, as it does of that process where there is none.
     """
-    app.session.gpus.ask = app.session.gpus.give_up
+    app.session.gpus.start = app.session.gpus.set_unavailable
 
 
 def close_app(app: App) -> None:
@@ -60,10 +60,10 @@ def close_app(app: App) -> None:
     app.window.close()
     app.window.editor.close_all()
     app.window.deleteLater()
-    settle()
+    process_events()
 
 
-def settle() -> None:
+def process_events() -> None:
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
     QApplication.processEvents()
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
@@ -71,7 +71,7 @@ def settle() -> None:
 
 def wait_for(condition: Callable[[], object], deadline_s: float, what: str) -> None:
     """Run the event loop until the condition holds."""
-    deadline_s = with_load(deadline_s)
+    deadline_s = scale_timeout(deadline_s)
     end_s = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end_s, f"{what} did not happen within {deadline_s:g} s"
@@ -82,14 +82,14 @@ def wait_for(condition: Callable[[], object], deadline_s: float, what: str) -> N
 def open_run(app: App, path: Path) -> None:
     """As choosing it in Runs does, once the disk has said what it is."""
     app.tabs.open(path)
-    app.session.disk.settle()
+    app.session.io_thread.wait_for_done()
 
 
-def launched(app: App, deadline_s: float = 60) -> LiveRun:
+def wait_for_launch(app: App, deadline_s: float = 60) -> LiveRun:
     """The run that the launch under way becomes, once its tab is there."""
     before = app.tabs.active()
     wait_for(
-        lambda: not app.launching.num_pending and app.tabs.active() not in (None, before),
+        lambda: not app.launcher.num_pending and app.tabs.active() not in (None, before),
         deadline_s,
         "a run's tab",
     )
@@ -102,8 +102,8 @@ def output_text(app: App) -> str:
     """What the Output panel shows."""
     view = app.window.show_panel("output")
     assert isinstance(view, OutputView)
-    view.take()
-    return "\n".join(line.plain() for line in view.model.lines)
+    view.poll()
+    return "\n".join(line.to_text() for line in view.model.visible_lines)
 
 
 @contextlib.contextmanager
@@ -114,23 +114,23 @@ def app_that_trains(workspace: Path, **options: bool) -> Iterator[App]:
         yield app
     finally:
         close_app(app)
-        end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
+        stop_all_runs(Path(os.environ["RANKDECK_RUNS"]))
         gc.collect()
-        settle()
+        process_events()
 
 
-def end_all_runs(runs: Path) -> None:
+def stop_all_runs(runs: Path) -> None:
     """Stop what a test left running; races first, which would start more."""
     for race in list_races(runs):
-        assert stop_race(race, within_s=with_load(20))
+        assert stop_race(race, timeout_s=scale_timeout(20))
     for run in list_runs(runs):
         if run.is_alive():
             request_stop(run, now=True)
     for run in list_runs(runs):
-        assert wait_ended(run, timeout_s=with_load(20))
+        assert wait_for_end(run, timeout_s=scale_timeout(20))
 
 
-def num_written(run: RunDir) -> int:
+def num_event_lines(run: RunDir) -> int:
     """Lines of all event files."""
     return sum(path.read_bytes().count(b"\n") for path in run.events_folder.glob("*.jsonl"))
 
@@ -140,11 +140,11 @@ def main() -> None:
     qt = make_app()
     app = open_app(workspace)
     app.actions.open_config(draft)
-    app.session.disk.settle()
-    app.launching.launch_draft()
-    run = launched(app)
+    app.session.io_thread.wait_for_done()
+    app.launcher.launch_draft()
+    run = wait_for_launch(app)
     wait_for(lambda: (run.step or 0) > 0, 60, "the first step")
-    print(run.run.path, flush=True)
+    print(run.run_dir.path, flush=True)
     qt.exec()
 
 

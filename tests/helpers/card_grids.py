@@ -8,7 +8,7 @@ from rankdeck_app.widgets.card_grid import COLUMNS, GAP, CardGrid
 
 
 def check_grid(grid: CardGrid) -> None:
-    cards = [grid.cards[name] for name in grid.shown]
+    cards = [grid.cards[name] for name in grid.visible_names]
     boxes = [card.geometry() for card in cards]
     width = grid.viewport().width()
     lefts = {CardGrid.column_edge(column, width) for column in range(COLUMNS)}

@@ -200,5 +200,5 @@ def row() -> nn.Module:
 def trained_without_state(toml: str, out: str) -> None:
     """A run of this rank in which nothing is found that a forward changes: a negative control."""
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    with mock.patch("rankdeck.parallel.state.forward.slots_of", lambda *_: {}):
+    with mock.patch("rankdeck.parallel.state.forward.find_slots", lambda *_: {}):
         train_once({"toml": toml, "out": out}, rank, world_size)

@@ -15,16 +15,16 @@ from typing import Any
 from unittest import mock
 
 from rankdeck.cli.app import run
-from tests.helpers.waiting import with_load
+from tests.helpers.waiting import scale_timeout
 
 RANKDECK = (sys.executable, "-P", "-m", "rankdeck")
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedCommand:
     """How a command ended."""
 
-    code: int
+    exit_code: int
     out: str
     err: str
 
@@ -44,25 +44,25 @@ def rankdeck(
     timeout_s: float = 120.0,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    code: int | None = None,
-) -> Finished:
-    """`rankdeck ARGS`, waited for; with `code`, the exit code is asserted and both streams are shown."""
+    exit_code: int | None = None,
+) -> FinishedCommand:
+    """`rankdeck ARGS`, waited for; with `exit_code`, the exit code is asserted and both streams are shown."""
     done = subprocess.run(
         [*RANKDECK, *map(str, args)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=with_load(timeout_s),
+        timeout=scale_timeout(timeout_s),
         cwd=cwd,
         env={**os.environ, **(env or {})},
         check=False,
     )
-    return _expected(Finished(done.returncode, done.stdout, done.stderr), code)
+    return _check_exit_code(FinishedCommand(done.returncode, done.stdout, done.stderr), exit_code)
 
 
-def rankdeck_here(
-    *args: str | Path, env: Mapping[str, str] | None = None, code: int | None = None
-) -> Finished:
+def rankdeck_in_process(
+    *args: str | Path, env: Mapping[str, str] | None = None, exit_code: int | None = None
+) -> FinishedCommand:
     """`rankdeck ARGS` without a process of its own, where that is not what a test is about: a run is as
     real as ever, and an error that is not said in words is raised.
     """
@@ -76,12 +76,12 @@ def rankdeck_here(
     ):
         ended = run(argv)
     said = [stream.buffer.getvalue().decode() for stream in (out, err)]
-    return _expected(Finished(ended, *said), code)
+    return _check_exit_code(FinishedCommand(ended, *said), exit_code)
 
 
-def _expected(done: Finished, code: int | None) -> Finished:
-    shown = f"exit {done.code}, expected {code}\n-- stdout\n{done.out}\n-- stderr\n{done.err}"
-    assert code in (None, done.code), shown
+def _check_exit_code(done: FinishedCommand, code: int | None) -> FinishedCommand:
+    shown = f"exit {done.exit_code}, expected {code}\n-- stdout\n{done.out}\n-- stderr\n{done.err}"
+    assert code in (None, done.exit_code), shown
     return done
 
 

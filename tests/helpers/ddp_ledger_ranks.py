@@ -59,7 +59,7 @@ def _train(
     torch.manual_seed(0)
     ledger = Ledger(1)
     batch = tiny.gpt_batch()
-    with ledger.following():
+    with ledger.tracking():
         with ledger.phase("parameters"):
             model = tiny.TinyGPT()
         net = wrap(model, ledger)
@@ -76,7 +76,7 @@ def _train(
 
     def followed_step() -> None:
         ledger.reset_peaks()
-        with ledger.following():
+        with ledger.tracking():
             step()
 
     for index in range(NUM_STEPS):

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from rankdeck.config import from_text
 from rankdeck.config.catalog import AsyncPipelineOptions
 from rankdeck.data.loader import build_loader, first_batch
-from rankdeck.data.sampling import StepBatches
-from rankdeck.parallel.nested import cast
+from rankdeck.data.samplers import TrainBatchSampler
 from rankdeck.parallel.pipelining.cutting import cut_model
+from rankdeck.parallel.pytree import cast_to
 from rankdeck.training import workload as workloads
 
 Weights = dict[str, Tensor]
@@ -59,11 +59,11 @@ def train_delayed(toml: str, num_stages: int, *, late_by: int = 0) -> tuple[Weig
     dtype = torch.float64 if train.precision == "fp64" else torch.float32
     samples = train.global_batch // train.accumulate
     model = workload.build_model().train().to(dtype)
-    inputs = cast(first_batch(workload.train, samples)[0], dtype)
+    inputs = cast_to(first_batch(workload.train, samples)[0], dtype)
     options = AsyncPipelineOptions(**config.strategy.options)
     cut = cut_model(model, num_stages, options, inputs, samples, device=torch.device("cpu"))
     stages = [_Stage(module, workload) for module in cut.stages]
-    sampler = StepBatches(
+    sampler = TrainBatchSampler(
         len(workload.train),
         train.global_batch,
         accumulate=train.accumulate,
@@ -73,7 +73,7 @@ def train_delayed(toml: str, num_stages: int, *, late_by: int = 0) -> tuple[Weig
     losses: list[float] = []
     drained, group_count = 0, 0.0
     for number, (inputs, targets) in enumerate(build_loader(workload.train, sampler)):
-        inputs, targets = cast(inputs, dtype), cast(targets, dtype)
+        inputs, targets = cast_to(inputs, dtype), cast_to(targets, dtype)
         update = number // train.accumulate
         delays = [_delay(config.strategy.options["mode"], num_stages, index) for index in range(num_stages)]
         ages = [max(drained, update - delay - late_by) for delay in delays]
@@ -85,7 +85,7 @@ def train_delayed(toml: str, num_stages: int, *, late_by: int = 0) -> tuple[Weig
         losses.append(float(total.detach()) / float(count))
         nominal = workload.loss.nominal_count(targets)
         assert nominal is not None
-        varies = workload.counts_vary
+        varies = workload.has_varying_counts
         scale = 1.0 / train.global_batch if varies else 1.0 / (nominal * train.accumulate)
         wanted = [weight for weights in used for weight in weights.values()]
         found = iter(torch.autograd.grad(total * scale, wanted))

@@ -41,7 +41,7 @@ def gpu(index: int, **more: object) -> Device:
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-def instance(index: int, place: int, parent: Device) -> Device:
+def mig_instance(index: int, place: int, parent: Device) -> Device:
     return Device(
         uuid=f"MIG-{index:04x}-{place:04x}", index=index, name=f"{parent.name} MIG 3g.40gb",
         total_bytes=40 * GIB, parent=parent.uuid,
@@ -82,14 +82,14 @@ def feed_machine(
 ) -> None:
     """A desktop holds `first_gib` + i GiB of GPU i, somebody else's python 1 GiB of it on each busy one."""
     found = [gpu(index, simulated=simulated) for index in range(count)]
-    gpus.take(devices(*found))
+    gpus.add_line(devices(*found))
     for index, device in enumerate(found):
         values = dict(USUAL) | {"used_bytes": (first_gib + index) * GIB}
-        gpus.take(sample(device.uuid, {"fan": "unsupported"}, **values))
+        gpus.add_line(sample(device.uuid, {"fan": "unsupported"}, **values))
     other = [ProcessUse(4711, "python", GIB)]
     users = {}
     for index, device in enumerate(found):
         desktop = ProcessUse(100 + index, "desktop", (first_gib + index - 1) * GIB, "graphics")
         users[device.uuid] = [desktop, *(other if device.index in busy else [])]
-    gpus.take(processes(users))
-    gpus.look()
+    gpus.add_line(processes(users))
+    gpus.update()

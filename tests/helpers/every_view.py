@@ -36,16 +36,16 @@ from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.race import RUNNING
 from rankdeck_app.composition import App
 from rankdeck_app.shell.status_bar import StatusItem
-from rankdeck_app.state.problem_list import LAUNCH
+from rankdeck_app.state.problem_list import LAUNCH_OWNER
 from rankdeck_app.views.dashboard.page import RunPage
 from rankdeck_app.views.launch.side_bar import LaunchView
-from rankdeck_app.views.launch.trust_question import TrustQuestion
-from rankdeck_app.views.memory_why import MemoryWhyPage
-from rankdeck_app.views.runs_page import RunNote
+from rankdeck_app.views.launch.trust_dialog import TrustDialog
+from rankdeck_app.views.out_of_memory_page import OutOfMemoryPage
+from rankdeck_app.views.runs_page import NoteDialog
 from tests.helpers.app_window import wait_for
-from tests.helpers.told_doctor import whole_look
-from tests.helpers.told_race import WrittenRace, entry
-from tests.helpers.verified import VERIFIED, raced_as
+from tests.helpers.fake_doctor import encoded_checks
+from tests.helpers.verified import VERIFIED, with_race_verification
+from tests.helpers.written_race import WrittenRace, make_entry
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 from tests.helpers.written_script import WrittenScript
 
@@ -58,34 +58,34 @@ class EveryView:
 
     def __init__(self) -> None:
         runs = Path(os.environ["RANKDECK_RUNS"])
-        self.alive = self._trained(WrittenRun(runs, "alive"))
-        self.failed = self._trained(WrittenRun(runs, "failed"))
+        self.alive = self._write_training(WrittenRun(runs, "alive"))
+        self.failed = self._write_training(WrittenRun(runs, "failed"))
         self.failed.end("failed", 1, "rank 1: out of memory")
         self.script = WrittenScript(runs)
-        self.script.launch(2)
-        self.script.see(0)
-        self.script.step(0, 1, [3.0, 2.0, 1.0])
+        self.script.start_script(2)
+        self.script.observe_rank(0)
+        self.script.write_step_line(0, 1, [3.0, 2.0, 1.0])
         self.race = WrittenRace(runs)
         self.race.write(
-            entry(1, "single"),
-            raced_as("equal", entry(2, "fsdp")),
-            entry(3, "ddp", None, state=RUNNING),
+            make_entry(1, "single"),
+            with_race_verification("equal", make_entry(2, "fsdp")),
+            make_entry(3, "ddp", None, state=RUNNING),
             kind="virtual",
         )
 
     @staticmethod
-    def _trained(run: WrittenRun) -> WrittenRun:
-        run.begin(1, device_infos(4), steps=40)
+    def _write_training(run: WrittenRun) -> WrittenRun:
+        run.start(1, device_infos(4), steps=40)
         run.writer("rank-0").write(VERIFIED["noted"])
-        run.steps(0, 1, [4.0 - 0.1 * step for step in range(30)])
+        run.write_steps(0, 1, [4.0 - 0.1 * step for step in range(30)])
         lead = {"parameters": 20 * MIB, "activations": 60 * MIB, "gathered": 200 * MIB}
         rest = {"parameters": 20 * MIB, "activations": 60 * MIB}
-        run.memory(0, 3, {device: rest if device else lead for device in range(4)})
+        run.write_memory(0, 3, {device: rest if device else lead for device in range(4)})
         run.writer("rank-0").write(events.Evaluation(step=20, loss=2.0, samples=64, seconds=0.1))
         return run
 
     @staticmethod
-    def _run_out_of_memory(run: WrittenRun) -> None:
+    def _write_out_of_memory(run: WrittenRun) -> None:
         """With planned ways out of it."""
         told = Allocation(
             asked_bytes=200 * MIB, capacity_bytes=300 * MIB, free_bytes=9 * MIB, in_use_bytes=MIB
@@ -127,11 +127,13 @@ class EveryView:
         """A tab of every kind of page, the last of them in front."""
         for page_id in self.page_ids:
             app.window.editor.open(page_id)
-        app.comparisons.open_compare([self.alive.path, self.failed.path])
-        app.places.open(Path(__file__), 3, "what is wrong here")
-        app.doctor.doctor._take(whole_look().splitlines())
+        app.comparisons.open_comparison([self.alive.path, self.failed.path])
+        app.problem_navigator.open_location(Path(__file__), 3, "what is wrong here")
+        app.doctor_tab.doctor._on_lines(encoded_checks().splitlines())
         app.session.problems.set(
-            LAUNCH, "alive", [Problem("launch", phrase("It did not start."), advice=phrase("Try again."))]
+            LAUNCH_OWNER,
+            "alive",
+            [Problem("launch", phrase("It did not start."), advice=phrase("Try again."))],
         )
 
     def walk(self, app: App) -> Iterator[tuple[str, QWidget]]:
@@ -146,25 +148,25 @@ class EveryView:
             yield tab.page_id.split(":")[0], page
         for activity in ACTIVITIES:
             view = app.window.show_activity(activity)
-            assert not isinstance(view, LaunchView) or view.model.more  # made when first asked for
+            assert not isinstance(view, LaunchView) or view.model.more_form  # made when first asked for
             yield f"side bar {activity}", view
         for panel in PANELS:
             yield f"panel {panel}", app.window.show_panel(panel)
         yield "frame", app.window
         yield from self._dialogs(app)
-        yield from self._why(app)
+        yield from self._out_of_memory_page(app)
 
     @staticmethod
     def _is_drawn(page: RunPage) -> bool:
         """Everything was read, and every card that is to be seen has its chart and its figures."""
         shown = [card for card in page.cards.values() if not card.visibleRegion().isEmpty()]
-        is_read = bool(page.run.outcome) and not page.run.has_more and not page._pending
-        return is_read and bool(shown) and all(card.made_body is not None for card in shown)
+        is_read = bool(page.run.outcome) and not page.run.has_unread and not page._pending
+        return is_read and bool(shown) and all(card.built_body is not None for card in shown)
 
     def _dialogs(self, app: App) -> Iterator[tuple[str, QWidget]]:
         asked: list[QWidget] = [
-            TrustQuestion([self.alive.path], app.window),
-            RunNote("alive", "a note", app.window),
+            TrustDialog([self.alive.path], app.window),
+            NoteDialog("alive", "a note", app.window),
         ]
         for widget in asked:
             widget.show()
@@ -172,17 +174,17 @@ class EveryView:
             widget.close()
             widget.deleteLater()
 
-    def _why(self, app: App) -> Iterator[tuple[str, QWidget]]:
+    def _out_of_memory_page(self, app: App) -> Iterator[tuple[str, QWidget]]:
         """Why a run ran out of memory, and nothing else of that run."""
-        run = self._trained(WrittenRun(app.session.workspace.runs_folder, "exhausted"))
-        self._run_out_of_memory(run)
+        run = self._write_training(WrittenRun(app.session.workspace.runs_folder, "exhausted"))
+        self._write_out_of_memory(run)
         run.end("failed", 1)
         page = app.window.editor.open(f"why:{run.path}")
-        assert isinstance(page, MemoryWhyPage)
+        assert isinstance(page, OutOfMemoryPage)
 
         def has_fixes() -> bool:
-            page.memory_why.look()
-            return bool(page.fixes.buttons)
+            page.analysis.update()
+            return bool(page.fix_list.buttons)
 
         wait_for(has_fixes, 30, "the planner's answer")
         yield "why", page
@@ -195,7 +197,7 @@ class EveryView:
         self.race.lose()
 
 
-_USED: tuple[type[QWidget], ...] = (
+_INTERACTIVE_WIDGETS: tuple[type[QWidget], ...] = (
     QAbstractButton,
     QAbstractItemView,
     QAbstractSlider,
@@ -207,22 +209,24 @@ _USED: tuple[type[QWidget], ...] = (
 )
 
 
-def usable(root: QWidget) -> Iterator[QWidget]:
+def usable_widgets(root: QWidget) -> Iterator[QWidget]:
     """What of a view can be clicked or can have the keyboard; inner parts of one control are not asked.
 
     No focus proxy is: PySide would keep a plot alive for it.
     """
     takes_keys = bool(root.focusPolicy() & Qt.FocusPolicy.TabFocus)
     is_empty = isinstance(root, StatusItem) and not root.text()  # shown with its first text
-    if (takes_keys or isinstance(root, _USED)) and not (is_empty or isinstance(root, QScrollBar)):
+    if (takes_keys or isinstance(root, _INTERACTIVE_WIDGETS)) and not (
+        is_empty or isinstance(root, QScrollBar)
+    ):
         yield root
-    if not isinstance(root, _WHOLE):
+    if not isinstance(root, _COMPOSITE_WIDGETS):
         for child in root.children():
             if isinstance(child, QWidget):
-                yield from usable(child)
+                yield from usable_widgets(child)
 
 
-_WHOLE = (
+_COMPOSITE_WIDGETS = (
     QAbstractItemView,
     QAbstractSpinBox,
     QComboBox,
@@ -235,7 +239,7 @@ _WHOLE = (
 )
 
 
-def told(widget: QWidget) -> dict[str, Any]:
+def widget_facts(widget: QWidget) -> dict[str, Any]:
     """For a message: what one can find the widget by."""
     chain, parent = [], widget.parentWidget()
     while parent is not None and len(chain) < 4:

@@ -16,7 +16,7 @@ from pathlib import Path
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import HeartbeatWriter
-from rankdeck.rundir import FIRST_STEPS, EventWriter, RunDir
+from rankdeck.run_dir import FIRST_STEPS_KEY, EventWriter, RunDir
 
 PEAK_BYTES = 4096
 
@@ -37,7 +37,7 @@ def main() -> None:
         raise SystemExit(1)
     is_again = len(list(run.path.parent.glob(f"*-{strategy}"))) > 1
     step_s = asked.get("again_s", asked["step_s"]) if is_again else asked["step_s"]
-    _train(writer, rank, run.environment()[FIRST_STEPS], step_s, asked["loss"])
+    _train(writer, rank, run.environment()[FIRST_STEPS_KEY], step_s, asked["loss"])
 
 
 def _train(writer: EventWriter, rank: int, steps: int, step_s: float, loss: float) -> None:

@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck import events
-from rankdeck.base.heartbeat import HeartbeatWriter, finished
-from rankdeck.diagnose.exceptions import describe
-from rankdeck.rundir import RunDir
+from rankdeck.base.heartbeat import HeartbeatWriter, finished_phase
+from rankdeck.diagnose.exceptions import describe_exception
+from rankdeck.run_dir import RunDir
 
 STEP_S = 0.01
 _CLOSED = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 
 
-def breed() -> None:
+def fork_children() -> None:
     """Children as data loading and users' helpers leave them behind."""
     sleep = [sys.executable, "-c", "import signal; signal.pause()"]
     subprocess.Popen(sleep)
@@ -66,7 +66,7 @@ def _open_files() -> list[str]:
     return found
 
 
-def _meet(sign: Path, *, leads: bool) -> None:
+def _wait_for_leader(sign: Path, *, leads: bool) -> None:
     """Wait for the leading rank: on a busy machine it may be seconds behind."""
     if leads:
         sign.touch()
@@ -87,7 +87,7 @@ def main() -> None:
     heart = HeartbeatWriter(os.environ["RANKDECK_HEARTBEAT"], int(os.environ["RANK"]))
     signal.signal(signal.SIGTERM, signal.SIG_IGN if what == "deaf" else lambda *_: sys.exit(130))
     if what == "breeding":
-        breed()
+        fork_children()
     writer.write(events.RankStarted(rank=rank, pid=os.getpid(), devices=[rank], uuids=[None]))
     print(json.dumps(facts()))
     if what == "speechless" and rank == 1:
@@ -96,10 +96,10 @@ def main() -> None:
         heart.beat(step, "step")
         if step == 3 and what == "raising":
             error: Exception = ValueError("bad batch 17") if rank == 1 else RuntimeError(_CLOSED)
-            _meet(run.path / "raising", leads=rank == 1)
+            _wait_for_leader(run.path / "raising", leads=rank == 1)
             time.sleep(0.3 if rank == 1 else 0.0)
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            writer.write(describe(error, rank))
+            writer.write(describe_exception(error, rank))
             sys.exit(1)
         if step == 3 and what in ("exiting", "leaving") and rank == 1:
             print("the last thing that I say", file=sys.stderr)
@@ -108,7 +108,7 @@ def main() -> None:
             wait_for_disk()
         time.sleep(STEP_S)
     writer.write(events.RankEnded(rank=rank, reason="completed", step=steps))
-    heart.beat(steps, finished(writer.unsaid, writer.error_number))
+    heart.beat(steps, finished_phase(writer.num_unreported, writer.error_number))
     if what == "crashing":
         os.kill(os.getpid(), signal.SIGSEGV)
 

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from tests.helpers.tree import CHECKOUT
+from tests.helpers.checkout import CHECKOUT
 
 _HEAVY = ("torch", "numpy", "pyqtgraph", "pydantic", "tomlkit")
 _LATER_MS = 300
@@ -35,7 +35,7 @@ def main() -> int:
     from rankdeck_app.__main__ import main as run
     from rankdeck_app.shell.window import MainWindow
 
-    compose_later = application.compose_later
+    compose_later = application.compose_after_first_paint
 
     def watch(window: MainWindow) -> None:
         composed = list[str]()
@@ -56,7 +56,7 @@ def main() -> int:
         compose_later(window)
         window.first_painted.connect(lambda: composed.extend(heavy()))
 
-    application.compose_later = watch
+    application.compose_after_first_paint = watch
     return run([])
 
 

@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from rankdeck.base.heartbeat import STACKS
+from rankdeck.base.heartbeat import STACKS_ENV
 from rankdeck.torch_compat.collectives import set_timeouts
-from rankdeck.training import joining
+from rankdeck.training import process_group
 
 
-def told_from_inside(folder: str) -> str:
+def flight_record_of_late_rank(folder: str) -> str:
     """What rank 0 writes while rank 1 comes late to the second of its collectives."""
     rank = dist.get_rank()
     written = Path(folder, f"{rank}.calls")
-    os.environ[STACKS] = str(written.with_suffix(".stacks"))
+    os.environ[STACKS_ENV] = str(written.with_suffix(".stacks"))
     earlier = signal.signal(signal.SIGUSR1, lambda *_: None)
-    joining.begin()
+    process_group.register_stack_signal()
     try:
         dist.all_reduce(torch.ones(3))
         if rank == 0:
@@ -36,7 +36,7 @@ def told_from_inside(folder: str) -> str:
     finally:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGUSR1, earlier)
-        del os.environ[STACKS]
+        del os.environ[STACKS_ENV]
 
 
 def timeouts_after(seconds: float) -> list[float]:

@@ -38,7 +38,7 @@ use = "cpu:16"
 """
 
 
-def restarted(folder: Path) -> Draft:
+def restored_draft(folder: Path) -> Draft:
     """A draft that was a run's configuration when the app was closed."""
     before = Draft(folder / "draft.json", folder)
     before.replace(_TEXT, folder=folder, stem="run", origin=ORIGIN)
@@ -53,7 +53,7 @@ def resize(view: LaunchView, width: int) -> None:
         QApplication.processEvents()
 
 
-def too_wide(view: LaunchView, width: int) -> Iterator[str]:
+def find_too_wide(view: LaunchView, width: int) -> Iterator[str]:
     """Widgets that reach out of a side bar of this width, and labels that are cut."""
     resize(view, width)
     inside = view.scroll_area.widget()
@@ -68,13 +68,13 @@ def too_wide(view: LaunchView, width: int) -> Iterator[str]:
             yield f"label {widget.text()} at {width}"
 
 
-def all_too_wide(folder: Path) -> list[str]:
+def find_all_too_wide(folder: Path) -> list[str]:
     """Over all strategies, models, widths, and both kinds of devices."""
-    parent, draft = QObject(), restarted(folder)
+    parent, draft = QObject(), restored_draft(folder)
     gpus = Gpus(Engine(folder / "launch", parent), parent)
     theme = Theme()
     theme.apply()
-    view = launch_view(theme, draft, gpus, presets.all(), str)
+    view = launch_view(theme, draft, gpus, presets.list_presets(), str)
     view.model.more_button.setChecked(True)
     view.show()
     found: list[str] = []
@@ -82,11 +82,11 @@ def all_too_wide(folder: Path) -> list[str]:
         if has_gpus:
             feed_machine(gpus, 16)
             draft.set_value(("devices", "use"), "gpu:all")
-        found += [text for width in WIDTHS for text in too_wide(view, width)]
+        found += [text for width in WIDTHS for text in find_too_wide(view, width)]
         for place, cards in ((("strategy",), STRATEGIES), (("model",), MODELS)):
             for card in cards.values():
                 draft.choose(place, card.name)
-                found += [f"{card.name}: {text}" for text in too_wide(view, WIDTHS[0])]
+                found += [f"{card.name}: {text}" for text in find_too_wide(view, WIDTHS[0])]
     found += [] if all(map(_has_width, view.findChildren(QComboBox))) else ["a combo box without room"]
     resize(view, 300)  # from the narrowest, where each field had a line of its own
     if len(edges := _left_edges(view)) > 2:
@@ -99,7 +99,7 @@ def all_too_wide(folder: Path) -> list[str]:
 
 def _left_edges(view: LaunchView) -> set[int]:
     """Where fields with a label begin."""
-    fields = [*view.model.front.fields.values(), *view.model.more.fields.values()]
+    fields = [*view.model.main_form.fields.values(), *view.model.more_form.fields.values()]
     return {field.mapTo(view, QPoint()).x() for field in fields if not field.row.is_check}
 
 
@@ -110,5 +110,5 @@ def _has_width(combo: QComboBox) -> bool:
 if __name__ == "__main__":
     make_app([])
     with tempfile.TemporaryDirectory() as name:
-        print("\n".join(all_too_wide(Path(name))))
+        print("\n".join(find_all_too_wide(Path(name))))
     sys.exit(0)

@@ -12,10 +12,10 @@ from types import TracebackType
 
 from rankdeck.base.errors import MachineError
 from rankdeck.telemetry.nvml import NvmlProvider
-from rankdeck.telemetry.readings import AnyLine, NoticeLine, SamplerLine, decode, encode
+from rankdeck.telemetry.readings import AnySamplerLine, NoticeLine, SamplerLine, decode, encode
 from rankdeck.telemetry.sampler import Sampler
+from tests.helpers.checkout import PRODUCT_AND_TESTS
 from tests.helpers.nvmlsim import SimulatedGpus
-from tests.helpers.tree import PRODUCT_AND_TESTS
 
 
 class SamplerDiedError(AssertionError):
@@ -26,10 +26,10 @@ class FuzzedSampler:
     """Begun again where it has ended."""
 
     def __init__(self, gpus: SimulatedGpus) -> None:
-        self._env = {**os.environ, **gpus.as_installed, "PYTHONPATH": PRODUCT_AND_TESTS}
+        self._env = {**os.environ, **gpus.driver_environment, "PYTHONPATH": PRODUCT_AND_TESTS}
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, ticks: int) -> list[AnyLine]:
+    def run(self, ticks: int) -> list[AnySamplerLine]:
         """Raises: SamplerDiedError."""
         if self._process is None:
             command = [sys.executable, "-m", "tests.helpers.fuzzed_nvml"]
@@ -73,7 +73,7 @@ def _sample(ticks: int) -> list[SamplerLine]:
         return [NoticeLine(code=error.code, message=error.message)]
     try:
         sampler = Sampler(provider, lines.append)
-        sampler.begin()
+        sampler.start()
         hears = provider.listen()
         for tick in range(ticks):
             sampler.tick(tick)

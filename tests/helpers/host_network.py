@@ -18,15 +18,15 @@ from pathlib import Path
 import psutil
 
 from rankdeck.remote import ssh
-from tests.helpers.tree import PRODUCT
+from tests.helpers.checkout import PRODUCT
 from tests.helpers.waiting import wait_until
 
 _NET = "10.77.0"
 _UNSHARE = ("unshare", "--kill-child", "--fork", "--net")
-_OF_A_HOST = ("--uts", "--ipc", "--pid", "--mount", "--mount-proc")
-_NEEDED = ("unshare", "nsenter", "ip", "ssh-keygen")
-_OF_SSH = ("ssh", "/usr/sbin/sshd")
-_WIRE = (sys.executable, "-SE", str(Path(__file__).with_name("slow_wire.py")))
+_HOST_NAMESPACES = ("--uts", "--ipc", "--pid", "--mount", "--mount-proc")
+_REQUIRED_PROGRAMS = ("unshare", "nsenter", "ip", "ssh-keygen")
+_SSH_PROGRAMS = ("ssh", "/usr/sbin/sshd")
+_SLOW_WIRE = (sys.executable, "-SE", str(Path(__file__).with_name("slow_wire.py")))
 _SSHD = """\
 ListenAddress {address}
 HostKey {folder}/key
@@ -61,7 +61,7 @@ Host *
  UserKnownHostsFile {folder}/known_hosts
  StrictHostKeyChecking yes
 """
-_SSHD_RUNS = "/usr/sbin/sshd -D -e -f {folder}/sshd_config"
+_RUN_SSHD = "/usr/sbin/sshd -D -e -f {folder}/sshd_config"
 _NO_SSHD = "sh -c 'echo Server listening; while :; do sleep 1000 & wait; done'"
 _ENTER = """\
 #!/bin/sh
@@ -76,24 +76,26 @@ exec nsenter -t $pid -n -m -u -i -p --wd={folder}/$host/home env -i HOME={folder
 """What stands in for ssh where there is no sshd: it goes through no network."""
 
 
-def why_no_ssh() -> str:
+def ssh_unavailable_reason() -> str:
     """Why hosts here are not reached by ssh itself; "" where they are."""
-    missing = [name for name in _OF_SSH if shutil.which(name) is None]
+    missing = [name for name in _SSH_PROGRAMS if shutil.which(name) is None]
     return f"{', '.join(missing)} is missing" if missing else ""
 
 
-def why_not() -> str:
+def unavailable_reason() -> str:
     """Why there can be no hosts here; "" where there can."""
     if os.geteuid():
         return "only root may make namespaces"
-    missing = [name for name in _NEEDED if shutil.which(name) is None]
+    missing = [name for name in _REQUIRED_PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} is missing"
-    tried = subprocess.run([*_UNSHARE, *_OF_A_HOST, "true"], capture_output=True, text=True, check=False)
+    tried = subprocess.run(
+        [*_UNSHARE, *_HOST_NAMESPACES, "true"], capture_output=True, text=True, check=False
+    )
     return tried.stderr.strip() if tried.returncode else ""
 
 
-class Host:
+class NetworkHost:
     """One of them. `environment` is what a command here needs to reach it by its name."""
 
     def __init__(self, network: HostNetwork, name: str, address: str) -> None:
@@ -103,7 +105,7 @@ class Host:
         self.home = self.folder / "home"
         self.program = self.home / ".local" / "bin" / "rankdeck"
         self.program.parent.mkdir(parents=True)
-        self.give()
+        self.configure()
         _make_key(self.folder / "key", name)
         shutil.copy(network.folder / "key.pub", self.folder / "authorized")
         lines = Path("/etc/passwd").read_text().splitlines()
@@ -112,7 +114,7 @@ class Host:
         (self.folder / "passwd").write_text("\n".join(known) + "\n")
         facts = {"name": name, "address": address, "folder": self.folder, "switch": network.folder}
         (self.folder / "sshd_config").write_text(_SSHD.format(**facts))
-        reaper = _NO_SSHD if why_no_ssh() else _SSHD_RUNS.format(**facts)
+        reaper = _NO_SSHD if ssh_unavailable_reason() else _RUN_SSHD.format(**facts)
         (self.folder / "init.sh").write_text(_INIT.format(**facts, reaper=reaper))
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -120,7 +122,7 @@ class Host:
     def runs(self) -> Path:
         return self.home / "runs"
 
-    def give(self, packages: Path | None = None, **environment: str) -> None:
+    def configure(self, packages: Path | None = None, **environment: str) -> None:
         """What Rankdeck has there from now on: `packages` before its own, and this in its environment.
 
         Ranks have one thread each: with more, some processors add up in another order.
@@ -141,7 +143,7 @@ class Host:
     def boot(self) -> None:
         with (self.folder / "sshd.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*_UNSHARE, *_OF_A_HOST, "sh", str(self.folder / "init.sh")],
+                [*_UNSHARE, *_HOST_NAMESPACES, "sh", str(self.folder / "init.sh")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -154,27 +156,27 @@ class Host:
             lambda: b"Server listening" in (self.folder / "sshd.log").read_bytes(), what=f"{self.name}'s sshd"
         )
 
-    def kill(self) -> None:
+    def power_off(self) -> None:
         """Its power goes."""
         if self._process is not None:
             (self.folder / "there").unlink(missing_ok=True)
-            _end(self._process)
+            _kill(self._process)
             self._process = None
 
-    def cut_off(self) -> None:
+    def unplug(self) -> None:
         """Its cable is pulled."""
-        self._network.at_switch("ip", "link", "set", self.name, "down")
+        self._network.run_at_switch("ip", "link", "set", self.name, "down")
 
-    def plug_back(self) -> None:
-        self._network.at_switch("ip", "link", "set", self.name, "up")
+    def plug_in(self) -> None:
+        self._network.run_at_switch("ip", "link", "set", self.name, "up")
 
-    def lose_large(self) -> None:
+    def drop_large_packets(self) -> None:
         """From now on no frame of more than 1000 bytes comes to it or from it, and nobody is told."""
-        _in_network(self.pid, *_WIRE, "whole", "eth0")
-        self._network.at_switch("ip", "link", "set", self.name, "mtu", "1000")
+        _run_in_network(self.pid, *_SLOW_WIRE, "whole", "eth0")
+        self._network.run_at_switch("ip", "link", "set", self.name, "mtu", "1000")
 
-    def carry_large(self) -> None:
-        self._network.at_switch("ip", "link", "set", self.name, "mtu", "1500")
+    def pass_large_packets(self) -> None:
+        self._network.run_at_switch("ip", "link", "set", self.name, "mtu", "1500")
 
     def execute(self, *command: str) -> str:
         """What a command prints there."""
@@ -191,14 +193,14 @@ class HostNetwork:
         folder.mkdir(parents=True, exist_ok=True)
         _make_key(folder / "key", "desk")
         self._switch = _empty_network()
-        self._desk: subprocess.Popen[bytes] | None = None
-        self._slow: subprocess.Popen[bytes] | None = None
+        self._client: subprocess.Popen[bytes] | None = None
+        self._slow_switch: subprocess.Popen[bytes] | None = None
         addresses = {name: f"{_NET}.{place}" for place, name in enumerate(names, 2)}
         (folder / "hosts").write_text(
             "".join(f"{address} {name}\n" for name, address in addresses.items()) + "127.0.0.1 localhost\n"
         )
-        self.hosts = {name: Host(self, name, address) for name, address in addresses.items()}
-        (folder / "known_hosts").write_text("".join(map(_known, self.hosts.values())))
+        self.hosts = {name: NetworkHost(self, name, address) for name, address in addresses.items()}
+        (folder / "known_hosts").write_text("".join(map(_known_hosts_line, self.hosts.values())))
         config = _CLIENT.format(folder=folder)
         config = (
             "".join(f"Host {one.name}\n HostName {one.address}\n" for one in self.hosts.values()) + config
@@ -207,76 +209,76 @@ class HostNetwork:
 
     def up(self) -> None:
         wait_until(lambda: psutil.Process(self._switch.pid).children())
-        self.at_switch("ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0")
-        self.at_switch("ip", "link", "set", "br0", "up")
-        self._desk = _empty_network()
-        wait_until(lambda: psutil.Process(self._desk.pid).children())
-        self._join("desk", self._desk_pid)
+        self.run_at_switch("ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0")
+        self.run_at_switch("ip", "link", "set", "br0", "up")
+        self._client = _empty_network()
+        wait_until(lambda: psutil.Process(self._client.pid).children())
+        self._join("desk", self._client_pid)
         for words in ("link set lo up", f"addr add {_NET}.1/24 dev eth0", "link set eth0 up"):
-            _in_network(self._desk_pid, "ip", *words.split())
+            _run_in_network(self._client_pid, "ip", *words.split())
         for host in self.hosts.values():
             host.boot()
 
     @property
-    def _desk_pid(self) -> int:
-        assert self._desk is not None
-        return psutil.Process(self._desk.pid).children()[0].pid
+    def _client_pid(self) -> int:
+        assert self._client is not None
+        return psutil.Process(self._client.pid).children()[0].pid
 
     @property
     def environment(self) -> dict[str, str]:
         """Only ssh itself is at the desk."""
-        if why_no_ssh():
+        if ssh_unavailable_reason():
             program = self.folder / "ssh"
             program.write_text(_ENTER.format(folder=self.folder, desk=f"{_NET}.1"))
             program.chmod(0o755)
-            return {ssh.PROGRAM: str(program)}
-        return {ssh.PROGRAM: f"nsenter -t {self._desk_pid} -n ssh -F {self.folder}/ssh_config"}
+            return {ssh.SSH_ENV: str(program)}
+        return {ssh.SSH_ENV: f"nsenter -t {self._client_pid} -n ssh -F {self.folder}/ssh_config"}
 
-    def plug_in(self, host: Host) -> None:
+    def plug_in(self, host: NetworkHost) -> None:
         self._join(host.name, host.pid)
 
     def slow_down(self, delay_ms: int, loss_percent: float) -> None:
         """From now on what is sent comes so much later, or not at all."""
-        pids = {"desk": self._desk_pid, **{host.name: host.pid for host in self.hosts.values()}}
+        pids = {"desk": self._client_pid, **{host.name: host.pid for host in self.hosts.values()}}
         for name, pid in pids.items():
-            self.at_switch("ip", "link", "set", name, "nomaster")
-            _in_network(self._switch_pid, *_WIRE, "whole", name)
-            _in_network(pid, *_WIRE, "whole", "eth0")
-        words = [*_WIRE, "carry", str(delay_ms), str(loss_percent), *pids]
-        self._slow = subprocess.Popen(["nsenter", "-t", str(self._switch_pid), "-n", *words])
+            self.run_at_switch("ip", "link", "set", name, "nomaster")
+            _run_in_network(self._switch_pid, *_SLOW_WIRE, "whole", name)
+            _run_in_network(pid, *_SLOW_WIRE, "whole", "eth0")
+        words = [*_SLOW_WIRE, "carry", str(delay_ms), str(loss_percent), *pids]
+        self._slow_switch = subprocess.Popen(["nsenter", "-t", str(self._switch_pid), "-n", *words])
 
     def speed_up(self) -> None:
         """As it was."""
-        if self._slow is not None:
-            self._slow.kill()
-            self._slow.wait()
-            self._slow = None
+        if self._slow_switch is not None:
+            self._slow_switch.kill()
+            self._slow_switch.wait()
+            self._slow_switch = None
             for name in ("desk", *self.hosts):
-                self.at_switch("ip", "link", "set", name, "master", "br0")
+                self.run_at_switch("ip", "link", "set", name, "master", "br0")
 
     def _join(self, name: str, pid: int) -> None:
         # The same one after a reboot: others know it by then.
         own = f"02:00:00:00:00:{1 + ['desk', *self.hosts].index(name):02x}"
         peer = ("peer", "name", "eth0", "address", own, "netns", str(pid))
-        self.at_switch("ip", "link", "add", name, "type", "veth", *peer)
-        self.at_switch("ip", "link", "set", name, "master", "br0")
-        self.at_switch("ip", "link", "set", name, "up")
+        self.run_at_switch("ip", "link", "add", name, "type", "veth", *peer)
+        self.run_at_switch("ip", "link", "set", name, "master", "br0")
+        self.run_at_switch("ip", "link", "set", name, "up")
 
     @property
     def _switch_pid(self) -> int:
         return psutil.Process(self._switch.pid).children()[0].pid
 
-    def at_switch(self, *command: str) -> None:
-        _in_network(self._switch_pid, *command)
+    def run_at_switch(self, *command: str) -> None:
+        _run_in_network(self._switch_pid, *command)
 
     def down(self) -> None:
         self.speed_up()
         for host in self.hosts.values():
-            ssh.forget_shared(host.name)
-            host.kill()
-        for process in (self._desk, self._switch):
+            ssh.close_shared_connection(host.name)
+            host.power_off()
+        for process in (self._client, self._switch):
             if process is not None:
-                _end(process)
+                _kill(process)
 
 
 def _empty_network() -> subprocess.Popen[bytes]:
@@ -284,11 +286,11 @@ def _empty_network() -> subprocess.Popen[bytes]:
     return subprocess.Popen([*_UNSHARE, "sleep", "infinity"], stdin=nothing, stderr=nothing)
 
 
-def _in_network(pid: int, *command: str) -> None:
+def _run_in_network(pid: int, *command: str) -> None:
     subprocess.run(["nsenter", "-t", str(pid), "-n", *command], check=True, capture_output=True)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     """The first process of its namespaces, which takes all others with it; `unshare` waits for that."""
     for child in psutil.Process(process.pid).children():
         child.kill()
@@ -302,6 +304,6 @@ def _make_key(path: Path, comment: str) -> None:
     )
 
 
-def _known(host: Host) -> str:
+def _known_hosts_line(host: NetworkHost) -> str:
     kind, key = (host.folder / "key.pub").read_text().split()[:2]
     return f"{host.name},{host.address} {kind} {key}\n"

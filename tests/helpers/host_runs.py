@@ -10,19 +10,19 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from rankdeck.run.fold import read_fold
-from rankdeck.rundir import RunDir, list_folder
+from rankdeck.run.run_state import read_run_state
+from rankdeck.run_dir import RunDir, list_folder
 from tests.helpers.cli import RANKDECK
-from tests.helpers.host_network import Host
+from tests.helpers.host_network import NetworkHost
 from tests.helpers.waiting import wait_until
 
 
 class HostRun:
     """The first of the hosts is the head."""
 
-    def __init__(self, hosts: Sequence[Host], *arguments: str, others: Sequence[str] = ()) -> None:
+    def __init__(self, hosts: Sequence[NetworkHost], *arguments: str, others: Sequence[str] = ()) -> None:
         self.hosts = hosts
-        self._before = {host.name: _names(host) for host in hosts}
+        self._runs_before = {host.name: _run_names(host) for host in hosts}
         asked = ["train", *arguments, "--hosts", str(len(hosts))]
         self._logs = [host.folder / "command.log" for host in hosts]
         self.commands = [_start(hosts[0], self._logs[0], *asked, "--listen", hosts[0].address)]
@@ -30,26 +30,26 @@ class HostRun:
         for host, log in zip(hosts[1:], self._logs[1:], strict=True):
             self.commands.append(_start(host, log, *asked, *others, "--join", place[1]))
 
-    def part(self, index: int) -> RunDir:
+    def run_on(self, index: int) -> RunDir:
         """Of the run, on a host."""
         host = self.hosts[index]
         fresh = wait_until(
-            lambda: [run for run in list_folder(host.runs) if run.name not in self._before[host.name]]
+            lambda: [run for run in list_folder(host.runs) if run.name not in self._runs_before[host.name]]
         )
         return fresh[0]
 
-    def wait_for_steps(self, least: int = 5) -> None:
+    def wait_for_steps(self, min_steps: int = 5) -> None:
         """Until every rank has taken some."""
         for index in range(len(self.hosts)):
-            events = self.part(index).events_folder
-            wait_until(lambda events=events: _has_steps(events, least), deadline_s=60)
+            events = self.run_on(index).events_folder
+            wait_until(lambda events=events: _has_steps(events, min_steps), deadline_s=60)
 
-    def codes(self, deadline_s: float = 30.0) -> list[int]:
+    def exit_codes(self, deadline_s: float = 30.0) -> list[int]:
         """Of the commands, once they have ended."""
         wait_until(lambda: all(one.poll() is not None for one in self.commands), deadline_s=deadline_s)
         return [one.returncode for one in self.commands]
 
-    def said(self, index: int) -> str:
+    def output_of(self, index: int) -> str:
         return self._logs[index].read_text()
 
     def end(self) -> None:
@@ -58,12 +58,12 @@ class HostRun:
             one.wait()
 
 
-class DeskRun(HostRun):
+class ClientRun(HostRun):
     """Begun on its hosts from here, over ssh; the one command is the desk's. `alone`: by --host."""
 
-    def __init__(self, hosts: Sequence[Host], *arguments: str, alone: bool = False) -> None:
+    def __init__(self, hosts: Sequence[NetworkHost], *arguments: str, alone: bool = False) -> None:
         self.hosts = hosts
-        self._before = {host.name: _names(host) for host in hosts}
+        self._runs_before = {host.name: _run_names(host) for host in hosts}
         self._logs = [hosts[0].folder / "desk.log"]
         asked = ["train", *arguments, "--hosts", ",".join(host.name for host in hosts)]
         if alone:
@@ -74,7 +74,7 @@ class DeskRun(HostRun):
             ]
 
 
-def _names(host: Host) -> set[str]:
+def _run_names(host: NetworkHost) -> set[str]:
     return {run.name for run in list_folder(host.runs)}
 
 
@@ -82,7 +82,7 @@ def _has_steps(events: Path, least: int) -> bool:
     return any(file.read_bytes().count(b'"kind":"steps"') >= least for file in events.glob("rank-*"))
 
 
-def _start(host: Host, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(host: NetworkHost, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
     clean = ["env", "-i", f"HOME={host.home}", f"PATH={os.environ['PATH']}"]
     enter = ["nsenter", "-t", str(host.pid), "-n", "-m", "-u", "-i", "-p", f"--wd={host.home}"]
     command = [*enter, *clean, str(host.program), *arguments]
@@ -90,32 +90,32 @@ def _start(host: Host, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
 
-def processes(host: Host) -> list[str]:
+def process_titles(host: NetworkHost) -> list[str]:
     """What of Rankdeck lives there."""
     listed = host.execute("ps", "-eo", "pid,args").splitlines()
     return [line.strip() for line in listed if "rankdeck" in line]
 
 
-def kill(words: str) -> Callable[[Host], None]:
+def kill_by_title(words: str) -> Callable[[NetworkHost], None]:
     """What ends the one process of Rankdeck's on a host whose first four arguments have these words."""
 
-    def act(host: Host) -> None:
-        found = [line.split(None, 1) for line in processes(host)]
+    def act(host: NetworkHost) -> None:
+        found = [line.split(None, 1) for line in process_titles(host)]
         (pid,) = [pid for pid, title in found if words in " ".join(title.split()[:4])]
         host.execute("kill", "-9", pid)
 
     return act
 
 
-def apart(run: RunDir, other: RunDir) -> float:
+def weight_difference(run: RunDir, other: RunDir) -> float:
     """The largest difference of the final weights."""
     one, two = load_file(run.weights), load_file(other.weights)
     assert one.keys() == two.keys()
     return max(float(abs(one[name] - two[name]).max()) for name in one)
 
 
-def differences(run: RunDir, other: RunDir) -> tuple[float, float]:
+def weight_and_loss_difference(run: RunDir, other: RunDir) -> tuple[float, float]:
     """The same, and that of the losses, which have as many steps."""
-    losses = [read_fold(each).column("loss") for each in (run, other)]
+    losses = [read_run_state(each).column("loss") for each in (run, other)]
     assert len(losses[0]) == len(losses[1])
-    return apart(run, other), float(abs(losses[0] - losses[1]).max())
+    return weight_difference(run, other), float(abs(losses[0] - losses[1]).max())

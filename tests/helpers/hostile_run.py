@@ -7,13 +7,13 @@ from pathlib import Path
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck.rundir import Labels, write_labels
+from rankdeck.run_dir import Labels, write_labels
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>"
 
 
-class Seen(HTMLParser):
+class ParsedPage(HTMLParser):
     """Elements with their attributes, and all text."""
 
     def __init__(self, page: str) -> None:
@@ -30,11 +30,11 @@ class Seen(HTMLParser):
         self.text += data
 
 
-def hostile(runs: Path, name: str, losses: list[float | None]) -> WrittenRun:
+def write_hostile_run(runs: Path, name: str, losses: list[float | None]) -> WrittenRun:
     run = WrittenRun(runs, name, {"folder": str(Path.home() / "secret")})
-    run.begin(1, device_infos(2), steps=4, strategy="dp<b>")
-    run.steps(0, 1, losses)
-    run.memory(0, 1, {0: {"gathered": 80 * MIB}, 1: {"parameters": 10 * MIB}})
+    run.start(1, device_infos(2), steps=4, strategy="dp<b>")
+    run.write_steps(0, 1, losses)
+    run.write_memory(0, 1, {0: {"gathered": 80 * MIB}, 1: {"parameters": 10 * MIB}})
     message = f"\u202e\x1b[1m{HOSTILE} in {Path.home()}/secret/model.py"
     run.writer("supervisor").write(events.ProblemRaised(problem=Problem("failed", message)))
     run.writer("rank-0").write(events.Comm(rank=0, step=1, algorithm=f"ring {HOSTILE}", sent_bytes=9))

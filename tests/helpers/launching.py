@@ -18,16 +18,16 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import HeartbeatReader
 from rankdeck.config import RunConfig, from_dict
-from rankdeck.launch.children import GRACE_S
-from rankdeck.launch.control import wait_ended
-from rankdeck.launch.start import start
-from rankdeck.rundir import End, EventReader, RunDir
+from rankdeck.launch.control import wait_for_end
+from rankdeck.launch.rank_process import GRACE_S
+from rankdeck.launch.start import start_run
+from rankdeck.run_dir import EventReader, ExitRecord, RunDir
+from tests.helpers.checkout import PRODUCT_AND_TESTS
 from tests.helpers.processes import processes_of_run
-from tests.helpers.tree import PRODUCT_AND_TESTS
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.waiting import scale_timeout, wait_until
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
-GONE_S = 5.0
+EXIT_TIMEOUT_S = 5.0
 """How long anything of a run may take to be gone on an idle machine, whatever ended it."""
 
 _ATTACHED = """
@@ -62,7 +62,9 @@ def launch(
     """A run that has begun; its ranks are the fake worker's unless `worker` is None."""
     config = small_config(runs.parent, tables)
     command = ["rankdeck", "train", "small.toml"]
-    return start(config, runs=runs, detach=detach, command_line=command, started=time.time(), worker=worker)
+    return start_run(
+        config, runs=runs, detach=detach, command_line=command, started=time.time(), worker=worker
+    )
 
 
 def launch_attached(runs: Path) -> tuple[subprocess.Popen[str], RunDir]:
@@ -84,7 +86,7 @@ def all_events(run: RunDir) -> list[tuple[str, events.AnyEvent]]:
     return found
 
 
-def problems(run: RunDir, severity: str = "error") -> list[Problem]:
+def read_problems(run: RunDir, severity: str = "error") -> list[Problem]:
     """What readers are told: the problems of every writer."""
     return [
         event.problem
@@ -100,9 +102,11 @@ def rank_pids(run: RunDir) -> dict[int, int]:
 def wait_for_ranks(run: RunDir, count: int = 2) -> dict[int, int]:
     """The process ids of the ranks, once all have begun."""
     wait_until(
-        lambda: len(rank_pids(run)) == count or run.end(), deadline_s=60, what="the start of all ranks"
+        lambda: len(rank_pids(run)) == count or run.exit_record(),
+        deadline_s=60,
+        what="the start of all ranks",
     )
-    assert run.end() is None, run.end()
+    assert run.exit_record() is None, run.exit_record()
     return rank_pids(run)
 
 
@@ -146,27 +150,27 @@ def sampler_pid(run: RunDir) -> int | None:
     return None
 
 
-def ended(run: RunDir, timeout_s: float = 60.0) -> End:
+def wait_for_exit_record(run: RunDir, timeout_s: float = 60.0) -> ExitRecord:
     """The last word of a run that ends by itself; nothing of it is left."""
-    assert wait_ended(run, with_load(timeout_s)), f"{run.name} did not end within {timeout_s} s"
-    end = run.end()
+    assert wait_for_end(run, scale_timeout(timeout_s)), f"{run.name} did not end within {timeout_s} s"
+    end = run.exit_record()
     assert end is not None
     wait_until_gone(run)
     return end
 
 
-def leaving_s(run: RunDir) -> float:
+def exit_delay_s(run: RunDir) -> float:
     """Seconds from the end of the first rank's work to the end of the run."""
     told = [event for _, event in all_events(run)]
     first = min(event.t for event in told if isinstance(event, events.RankEnded))
     return next(event.t for event in told if isinstance(event, events.RunEnded)) - first
 
 
-def within_grace(seconds: float) -> float:
+def stop_timeout_s(seconds: float) -> float:
     """How long a stop may take that ends no rank by force: so many seconds on an idle machine, and on any
     machine less than the grace after which ranks are killed.
     """
-    return min(with_load(seconds), GRACE_S)
+    return min(scale_timeout(seconds), GRACE_S)
 
 
 def wait_until_gone(run: RunDir) -> float:
@@ -178,5 +182,5 @@ def wait_until_gone(run: RunDir) -> float:
     def is_gone() -> bool:
         return not processes_of_run(run.path) and not run.is_alive()
 
-    wait_until(is_gone, deadline_s=GONE_S, what="the end of every process")
+    wait_until(is_gone, deadline_s=EXIT_TIMEOUT_S, what="the end of every process")
     return time.monotonic() - began

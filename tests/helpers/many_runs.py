@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from rankdeck import events
-from rankdeck.rundir import Labels, write_labels
+from rankdeck.run_dir import Labels, write_labels
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 STRATEGIES = ("single", "dp", "ddp", "fsdp", "pipeline", "tensor")
@@ -28,11 +28,11 @@ def _write(runs: Path, number: int, rng: random.Random, num_steps: int, count: i
     run = WrittenRun(runs, title, config={"strategy": {"use": strategy}})
     run.started -= (count - number) * 3600.0
     done = num_steps if outcome == "completed" else rng.randrange(1, num_steps)
-    run.begin(devices=device_infos(num_devices), steps=num_steps, strategy=strategy)
+    run.start(devices=device_infos(num_devices), steps=num_steps, strategy=strategy)
     level = rng.uniform(1.5, 4.0)
     for first in range(1, done + 1, 10):
         losses = [level + 4 / (first + at) for at in range(min(10, done + 1 - first))]
-        run.steps(0, first, losses, step_s=rng.uniform(0.005, 0.05))
+        run.write_steps(0, first, losses, step_s=rng.uniform(0.005, 0.05))
     lead = rng.choice((1, 1, 3))
     kinds = {
         index: {
@@ -41,7 +41,7 @@ def _write(runs: Path, number: int, rng: random.Random, num_steps: int, count: i
         }
         for index in range(num_devices)
     }
-    run.memory(0, min(3, done), kinds)
+    run.write_memory(0, min(3, done), kinds)
     if outcome == "completed":
         run.writer("rank-0").write(
             events.Evaluation(step=done, loss=level + 0.1, samples=64, seconds=0.1, final=True)

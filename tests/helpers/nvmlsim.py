@@ -142,12 +142,12 @@ class SimulatedGpus:
         self.fail(index, "FAN", NOT_SUPPORTED)
 
     @property
-    def as_named(self) -> dict[str, str]:
+    def simulated_environment(self) -> dict[str, str]:
         """Environment of a command that is told of the library: what it shows is called simulated."""
         return {"RANKDECK_NVML": str(self.library), "NVMLSIM_STATE": str(self.path)}
 
     @property
-    def as_installed(self) -> dict[str, str]:
+    def driver_environment(self) -> dict[str, str]:
         """Environment of a command that takes the library for the driver's own."""
         return {"LD_LIBRARY_PATH": str(self.library.parent), "NVMLSIM_STATE": str(self.path)}
 
@@ -178,7 +178,7 @@ class SimulatedGpus:
         event.device, event.type, event.data = index, _XID_EVENT, number
         self.state.num_events += 1
 
-    def split(self, index: int, *parts: tuple[str, int]) -> None:
+    def split_into_mig(self, index: int, *parts: tuple[str, int]) -> None:
         """Turn a GPU into MIG instances of (profile, bytes)."""
         gpu = self.device(index)
         for profile, total in parts:
@@ -194,7 +194,7 @@ class SimulatedGpus:
         """How often the library was called so, over all devices."""
         return sum(device.calls[KINDS.index(kind)] for device in self.state.devices)
 
-    def move(self, seconds: float) -> None:
+    def simulate_load(self, seconds: float) -> None:
         """Figures of a plausible run at this moment of it: the first device leads."""
         for index in range(self.state.num_gpus):
             device = self.device(index)
@@ -213,9 +213,9 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as name:
         gpus = SimulatedGpus(Path(name), asked.gpus, build(Path(name) / "library"))
         began = time.monotonic()
-        with subprocess.Popen(asked.command, env={**os.environ, **gpus.as_named}) as running:
+        with subprocess.Popen(asked.command, env={**os.environ, **gpus.simulated_environment}) as running:
             while running.poll() is None:
-                gpus.move(time.monotonic() - began)
+                gpus.simulate_load(time.monotonic() - began)
                 time.sleep(0.1)
         return running.returncode
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rankdeck import events
 from rankdeck.base.heartbeat import HeartbeatWriter
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 
 
 def main() -> None:

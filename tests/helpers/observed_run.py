@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rankdeck import events, rundir
+from rankdeck import events, run_dir
 from rankdeck.config.script import ScriptConfig, ScriptTable
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 from tests.helpers.written_run import device_infos
 
 
@@ -32,10 +32,10 @@ def observed_run(
     table = ScriptTable(
         run=script.name, folder=str(script.parent), python=sys.executable, ranks=ranks, **(settings or {})
     )
-    hidden = rundir.create(
+    hidden = run_dir.create_run_dir(
         runs, ScriptConfig(name=script.name, script=table, devices=selection), environment={}
     )
-    run = RunDir(rundir.final_path(hidden))
+    run = RunDir(run_dir.final_path(hidden))
     hidden.path.rename(run.path)
     infos = list(devices or device_infos(ranks))
     with_supervisor = run.writer("supervisor")

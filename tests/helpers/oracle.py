@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-MASKED = -100
+IGNORE_INDEX = -100
 Samples = tuple[Tensor, Tensor]
 
 
 @dataclass
-class Trained:
+class TrainingResult:
     """Lists have an entry per step, `norms` where they are bounded; evaluations are step, loss, accuracy."""
 
     weights: dict[str, Tensor]
@@ -45,7 +45,7 @@ def train(
     evaluate_every: int,
     late: bool = False,
     seed: int = 0,
-) -> Trained:
+) -> TrainingResult:
     """A step for each list of samples in `batches`, whose rates are the optimizer's own times `factors`.
 
     `late` is what two versions of the weights give (PipeDream-2BW): a gradient is of the weights before the
@@ -56,20 +56,20 @@ def train(
     optimizer = optimizer_of(list(model.parameters()))
     own_rates = [group["lr"] for group in optimizer.param_groups]
     inputs, targets = samples[0].double(), samples[1]
-    trained = Trained(model.state_dict(), batches)
+    trained = TrainingResult(model.state_dict(), batches)
     older = _weights(model)
     for step, (batch, factor) in enumerate(zip(batches, factors, strict=True), start=1):
         for group, rate in zip(optimizer.param_groups, own_rates, strict=True):
             group["lr"] = rate * factor
         newest = _weights(model)
-        _put(model, older if late else newest)
+        _set_weights(model, older if late else newest)
         optimizer.zero_grad()
-        count, total = int((targets[list(batch)] != MASKED).sum()), 0.0
+        count, total = int((targets[list(batch)] != IGNORE_INDEX).sum()), 0.0
         for part in torch.tensor(batch).chunk(accumulate):
             loss = _sum_of_losses(model(inputs[part]), targets[part])
             (loss / max(count, 1)).backward()
             total += loss.item()
-        _put(model, newest)
+        _set_weights(model, newest)
         older = newest
         if clip_norm is not None:
             trained.norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), clip_norm)))
@@ -87,13 +87,13 @@ def _weights(model: nn.Module) -> list[Tensor]:
     return [weight.detach().clone() for weight in model.parameters()]
 
 
-def _put(model: nn.Module, weights: list[Tensor]) -> None:
+def _set_weights(model: nn.Module, weights: list[Tensor]) -> None:
     for weight, value in zip(model.parameters(), weights, strict=True):
         weight.data.copy_(value)
 
 
 def _sum_of_losses(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets, ignore_index=MASKED, reduction="sum")
+    return F.cross_entropy(outputs, targets, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 def evaluate(model: nn.Module, heldout: Samples) -> tuple[float, float]:
@@ -102,7 +102,7 @@ def evaluate(model: nn.Module, heldout: Samples) -> tuple[float, float]:
     with torch.no_grad():
         outputs, targets = model(heldout[0].double()), heldout[1]
     model.train()
-    there = targets != MASKED
+    there = targets != IGNORE_INDEX
     right = (outputs.argmax(1) == targets)[there].double().mean()
     return float(_sum_of_losses(outputs, targets) / there.sum()), float(right)
 
@@ -114,7 +114,9 @@ def factors(shape: str, steps: int, *, warmup: int = 0, final: float = 0.0) -> l
     return [(step + 1) / warmup for step in range(warmup)] + (final + (1 - final) * down).tolist()
 
 
-def in_batches(samples: Sequence[int], num_samples: int, global_batch: int, last: str) -> list[list[int]]:
+def split_into_batches(
+    samples: Sequence[int], num_samples: int, global_batch: int, last: str
+) -> list[list[int]]:
     """What was read, cut into steps: "keep" makes one of what is left of an epoch, "drop" reads no more."""
     left = num_samples % global_batch if last == "keep" else 0
     sizes = [global_batch] * (num_samples // global_batch) + [left] * (left > 0)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rankdeck.config.presets import PresetCard
+from rankdeck.config.presets import Preset
 from rankdeck_app.settings import Settings
 from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.hosts import GpusOfHosts
+from rankdeck_app.state.host_gpus import HostGpus
 from rankdeck_app.state.script_draft import ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder
 from rankdeck_app.state.workspace import Workspace
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.side_bar import LaunchView
-from tests.helpers.told_plan import idle_plan
+from tests.helpers.fake_plan import idle_plan
 
 TRAINS = """\
 import sys
@@ -65,7 +65,7 @@ def environment(prefix: Path, version: str, torch: str | None) -> Path:
 
 
 def launch_view(
-    theme: Theme, draft: Draft, gpus: Gpus, presets: Sequence[PresetCard], keys: Callable[[], str]
+    theme: Theme, draft: Draft, gpus: Gpus, presets: Sequence[Preset], keys: Callable[[], str]
 ) -> LaunchView:
     """The view on a folder that holds no script."""
     folder = draft.folder
@@ -73,5 +73,5 @@ def launch_view(
     script = ScriptDraft(folder / "script.json", folder, draft)
     scripts = ScriptFolder(workspace, folder / "interpreters.json", draft)
     choice = DeviceChoice(draft, script, draft)
-    hosts = GpusOfHosts(Engine(folder / "launch", draft), gpus, choice, draft)
+    hosts = HostGpus(Engine(folder / "launch", draft), gpus, choice, draft)
     return LaunchView(theme, draft, script, scripts, choice, hosts, presets, idle_plan(draft), keys)

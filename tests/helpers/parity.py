@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tests.helpers.rank_main import train_once
 
-BARS = {"fp32": 2e-6, "fp64": 1e-10}
-MUST_DIFFER = 1e-4
+TOLERANCES = {"fp32": 2e-6, "fp64": 1e-10}
+MIN_DIFFERENCE = 1e-4
 
 OWN_MODELS = Path(__file__).with_name("own_models.py")
 _PADDED = Path(__file__).with_name("padded.py")
@@ -120,7 +120,7 @@ optimizer = {{ use = "sgd", lr = {lr} }}
 
 
 @functools.cache
-def of_one_device(
+def single_device_weights(
     workload: str, precision: str = "fp32", accumulate: int = 1, lr: float = 0.02, train: str = ""
 ) -> dict[str, Tensor]:
     """What `single` ends with."""

@@ -7,11 +7,11 @@ from typing import Any
 
 from pytestqt.qtbot import QtBot
 
-from tests.helpers.waiting import with_load
+from tests.helpers.waiting import scale_timeout
 
 
 def _stretched(timeout_ms: int) -> int:
-    return round(with_load(timeout_ms))
+    return round(scale_timeout(timeout_ms))
 
 
 class PatientQtBot(QtBot):

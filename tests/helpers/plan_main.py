@@ -12,10 +12,10 @@ import json
 import sys
 from pathlib import Path
 
-from rankdeck.base.garbage import kept_for_good
+from rankdeck.base.garbage import freeze_new_objects
 from rankdeck.config import from_text
 from rankdeck.planner.candidates import Candidate, Target, TargetDevice
-from rankdeck.planner.pool import plan_lines_of
+from rankdeck.planner.pool import plan_candidates
 from rankdeck.planner.preload import preload, preload_strategies
 from rankdeck.run import plan_lines
 
@@ -29,11 +29,11 @@ def main() -> None:
             "rehearsal", (TargetDevice(None, None),) * (config.selection.count or 1), like_cuda=False
         )
         rows = [Candidate(config.strategy.use, dict(config.strategy.options))]
-        for line in plan_lines_of(config, rows, target, movement=True):
+        for line in plan_candidates(config, rows, target, movement=True):
             sys.stdout.buffer.write(plan_lines.encode(line))
             sys.stdout.buffer.flush()
         if "hugging_face" in request:
-            with kept_for_good():
+            with freeze_new_objects():
                 from transformers import GPT2LMHeadModel, LlamaForCausalLM  # noqa: F401
 
 

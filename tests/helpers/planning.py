@@ -22,12 +22,12 @@ from rankdeck.planner.fake_pass import PassRequest, fake_pass
 from rankdeck.planner.plan_ledger import PlanLedger
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
-from rankdeck.rundir import EventWriter
+from rankdeck.run_dir import EventWriter
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
 from rankdeck.training.loop import Trainer
+from tests.helpers.checkout import PRODUCT_AND_TESTS
 from tests.helpers.ranks import RankSet
-from tests.helpers.tree import PRODUCT_AND_TESTS
 
 _FACTORIES = Path(__file__).with_name("hugging_face.py")
 _PADDED = Path(__file__).with_name("padded.py")
@@ -87,18 +87,21 @@ STRATEGIES = {
     "data-tensor": '{ use = "hybrid", data = 2, tensor = 2 }',
 }
 _ONE_PROCESS = ("single", "dp", "dp-parallel-loss", "model")
-_OF_FOUR = ("data-stage", "data-shard", "data-tensor")
+_FOUR_DEVICE_STRATEGIES = ("data-stage", "data-shard", "data-tensor")
 _NO_LAYERS_TO_SPLIT = ("mlp", "resnet", "hf-gpt2", "hf-llama-adapted", "unet", "residual", "sparse")
 _REFUSED = {
     "tensor": _NO_LAYERS_TO_SPLIT,
     "data-tensor": _NO_LAYERS_TO_SPLIT,
     "pipeline-async": ("gpt", "hf-gpt2", "hf-bert"),
-    **dict.fromkeys(("dp", "dp-parallel-loss", "ddp-ring", "fsdp", "fsdp-whole", *_OF_FOUR[:2]), ("sparse",)),
+    **dict.fromkeys(
+        ("dp", "dp-parallel-loss", "ddp-ring", "fsdp", "fsdp-whole", *_FOUR_DEVICE_STRATEGIES[:2]),
+        ("sparse",),
+    ),
 }
 """What cannot be split, weights that are tied across stages that drift, and sparse gradients where they would
 have to be added up or cut."""
 _OPTIMIZERS = {"sparse": "sgd"}
-NUM_FOLLOWED = 3
+NUM_TRACKED = 3
 STEPS_PER_ROUND = {"padded": 12}
 """Steps until every batch has come once, where they are not alike; 1 elsewhere."""
 
@@ -143,7 +146,9 @@ def cases(num_devices: int) -> Iterator[Case]:
     """Every model under every strategy that takes it, on so many devices."""
     for model in MODELS:
         for strategy in STRATEGIES:
-            if model not in _REFUSED.get(strategy, ()) and (num_devices == 4 or strategy not in _OF_FOUR):
+            if model not in _REFUSED.get(strategy, ()) and (
+                num_devices == 4 or strategy not in _FOUR_DEVICE_STRATEGIES
+            ):
                 yield Case(model, strategy, num_devices)
 
 
@@ -173,16 +178,16 @@ class Planner:
         self._process.stdout.close()
 
 
-def measured_by(case: Case, ranks: RankSet | None, *, lowest_of: int = 1) -> list[int]:
+def measure(case: Case, ranks: RankSet | None, *, lowest_of: int = 1) -> list[int]:
     """Peak bytes of each device in a followed step, by the ledger of real ranks or of this process.
 
     `lowest_of` several steps leaves out what gloo's own thread now and then holds for longer than it must.
     """
     if not case.has_ranks:
-        return measured(case.toml, lowest_of, case.steps_per_round)
+        return measure_peaks(case.toml, lowest_of, case.steps_per_round)
     assert ranks is not None
     answered = ranks.call(
-        "tests.helpers.planning:measured",
+        "tests.helpers.planning:measure_peaks",
         toml=case.toml,
         lowest_of=lowest_of,
         steps_per_round=case.steps_per_round,
@@ -190,7 +195,7 @@ def measured_by(case: Case, ranks: RankSet | None, *, lowest_of: int = 1) -> lis
     return [num_bytes for answer in answered for num_bytes in answer]
 
 
-def measured(toml: str, lowest_of: int = 1, steps_per_round: int = 1) -> list[int]:
+def measure_peaks(toml: str, lowest_of: int = 1, steps_per_round: int = 1) -> list[int]:
     """Peak bytes of the devices that this process drives: the highest of a round of followed steps, and of
     the last few rounds the lowest."""
     peaks = zip(*peaks_by_step(toml, lowest_of * steps_per_round), strict=True)
@@ -203,14 +208,14 @@ def peaks_by_step(toml: str, num_steps: int) -> list[list[int]]:
     config = from_text(toml, folder=Path.cwd())
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     places = [rank] if world_size > 1 else list(range(config.selection.count or 1))
-    if config.strategy_card.one_device:
+    if config.strategy_spec.one_device:
         places = places[:1]
     trainer = assemble(
         workloads.load(config),
         rank=rank,
         world_size=world_size,
         devices=[torch.device("cpu")] * len(places),
-        places=places,
+        device_indices=places,
         writer=EventWriter(Path(os.devnull)),
     )
     loader = trainer.loader()
@@ -219,9 +224,9 @@ def peaks_by_step(toml: str, num_steps: int) -> list[list[int]]:
         peaks = []
         assert isinstance(trainer.ledger, Ledger)
         # Ranks fill an asynchronous pipeline one after another, and all have to take as many steps.
-        num_first = NUM_FOLLOWED + (2 * world_size if trainer.strategy.steps_itself else 0)
+        num_first = NUM_TRACKED + (2 * world_size if trainer.strategy.owns_optimizer_step else 0)
         for step in range(1, num_first + num_steps):
-            trainer.step(step, batches, followed=True)
+            trainer.step(step, batches, is_tracked=True)
             peaks.append([device.peak_bytes for device in trainer.ledger.devices()])
         return peaks
     finally:
@@ -235,12 +240,12 @@ def _lowest_of_rounds(peaks: Sequence[int], lowest_of: int, steps_per_round: int
     return min(map(max, rounds))
 
 
-def errors_of(predicted: list[int], found: list[int]) -> list[float]:
+def relative_errors(predicted: list[int], found: list[int]) -> list[float]:
     """(predicted - measured) / measured, per device."""
     return [guess / truth - 1 for guess, truth in zip(predicted, found, strict=True)]
 
 
-def built(toml: str) -> tuple[int, int, bool]:
+def build_memory(toml: str) -> tuple[int, int, bool]:
     """What this rank's device held at most while its strategy was built, what it holds then, and on rank 0
     whether all weights are a single device's to the bit."""
     config = from_text(toml, folder=Path.cwd())
@@ -250,7 +255,7 @@ def built(toml: str) -> tuple[int, int, bool]:
         rank=rank,
         world_size=dist.get_world_size(),
         devices=[torch.device("cpu")],
-        places=[rank],
+        device_indices=[rank],
         writer=EventWriter(Path(os.devnull)),
     )
     assert isinstance(trainer.ledger, Ledger)
@@ -261,7 +266,7 @@ def built(toml: str) -> tuple[int, int, bool]:
     return device.peak_bytes, device.live_bytes, equal
 
 
-def planned_to_build(toml: str, num_devices: int) -> int:
+def planned_build_peak(toml: str, num_devices: int) -> int:
     """The most bytes that rank 0's device is planned to hold while its strategy is built."""
     found: list[int] = []
 
@@ -269,6 +274,6 @@ def planned_to_build(toml: str, num_devices: int) -> int:
         found.append(ledger.devices()[0].peak_bytes)
         return {}, []
 
-    with mock.patch("rankdeck.planner.fake_pass._steps", no_steps):
+    with mock.patch("rankdeck.planner.fake_pass._run_steps", no_steps):
         fake_pass(PassRequest(from_text(toml, folder=Path.cwd()), num_devices))
     return found[0]

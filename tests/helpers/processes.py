@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from rankdeck.launch.guard import GUARD
-from rankdeck.launch.processes import environment_of
+from rankdeck.launch.guard import GUARD_ENV
+from rankdeck.launch.processes import read_environment
 
 MARK = "RANKDECK_TEST"
 """In the environment of all that is started: the test that it has to end with, or SESSION."""
@@ -23,7 +23,7 @@ SESSION = "session"
 """What tests share and no test has to end: a set of ranks is started anew in the test in which one died."""
 
 # Python's own helpers live until the interpreter that started them ends.
-_KEPT_BY_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_PYTHON_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 def all_pids() -> set[int]:
@@ -31,9 +31,9 @@ def all_pids() -> set[int]:
     return set(psutil.pids())
 
 
-def marked_by(mark: str) -> list[psutil.Process]:
+def find_marked(mark: str) -> list[psutil.Process]:
     """Live processes of this user whose environment holds `mark` ("NAME=value"), without this one."""
-    return _those(all_pids(), lambda pid: _is_marked(pid, mark))
+    return _select(all_pids(), lambda pid: _is_marked(pid, mark))
 
 
 def started_since(before: set[int], mark: str) -> list[psutil.Process]:
@@ -47,10 +47,10 @@ def started_since(before: set[int], mark: str) -> list[psutil.Process]:
     def is_of_test(pid: int) -> bool:
         return _is_marked(pid, mark) or (_is_below(pid) and not _is_marked(pid, f"{MARK}={SESSION}"))
 
-    return _those(all_pids() - before, is_of_test)
+    return _select(all_pids() - before, is_of_test)
 
 
-def _those(pids: set[int], wanted: Callable[[int], bool]) -> list[psutil.Process]:
+def _select(pids: set[int], wanted: Callable[[int], bool]) -> list[psutil.Process]:
     found = []
     for pid in pids - {os.getpid()}:
         try:
@@ -58,7 +58,7 @@ def _those(pids: set[int], wanted: Callable[[int], bool]) -> list[psutil.Process
                 found.append(psutil.Process(pid))
         except (OSError, psutil.Error):
             continue
-    return [process for process in found if _counts(process)]
+    return [process for process in found if _is_relevant(process)]
 
 
 def _is_marked(pid: int, mark: str) -> bool:
@@ -72,7 +72,7 @@ def _is_below(pid: int) -> bool:
     return any(parent.pid == os.getpid() for parent in psutil.Process(pid).parents())
 
 
-def end(processes: list[psutil.Process]) -> None:
+def kill_processes(processes: list[psutil.Process]) -> None:
     """Kill these, and reap the ones that are our own children."""
     for process in processes:
         try:
@@ -82,7 +82,7 @@ def end(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=3)
 
 
-def named(process: psutil.Process) -> str:
+def process_text(process: psutil.Process) -> str:
     """One line about a process, for a failure message."""
     try:
         age_s = time.time() - process.create_time()
@@ -92,23 +92,23 @@ def named(process: psutil.Process) -> str:
         return f"{process.pid}: gone"
 
 
-def _counts(process: psutil.Process) -> bool:
+def _is_relevant(process: psutil.Process) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
         command = " ".join(process.cmdline())
     except psutil.Error:
         return False
-    return not any(kept in command for kept in _KEPT_BY_PYTHON)
+    return not any(kept in command for kept in _PYTHON_HELPERS)
 
 
 def processes_of_run(run: Path) -> list[int]:
     """Live processes that were started for this run."""
     wanted = str(run)
-    return [pid for pid in psutil.pids() if wanted in _runs_of(pid)]
+    return [pid for pid in psutil.pids() if wanted in _run_of(pid)]
 
 
-def _runs_of(pid: int) -> set[str | None]:
+def _run_of(pid: int) -> set[str | None]:
     """The run that a process belongs to, or that it guards."""
-    environment = environment_of(pid)
-    return {environment.get("RANKDECK_RUN"), environment.get(GUARD)}
+    environment = read_environment(pid)
+    return {environment.get("RANKDECK_RUN"), environment.get(GUARD_ENV)}

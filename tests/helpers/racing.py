@@ -13,25 +13,25 @@ from unittest import mock
 from rankdeck.cli.display import Display
 from rankdeck.cli.follow import follow
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.launch.race import Asked, Racing
+from rankdeck.launch.race import RaceRequest, RaceRunner
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice, StepTime
 from rankdeck.run.race import RaceEntry
 from rankdeck.telemetry.gpu_status import GpuStatus
+from tests.helpers.checkout import PRODUCT_AND_TESTS
 from tests.helpers.launching import small_config
-from tests.helpers.tree import PRODUCT_AND_TESTS
 
 FAKE_RACER = Path(__file__).with_name("fake_racer.py")
 UNSYNCED = Path(__file__).with_name("unsynced_worker.py")
 UUIDS = ["GPU-00000000", "GPU-00000001"]
 _RACER = """
 import pathlib, sys
-from tests.helpers.racing import asked, on_gpus, race
-with on_gpus():
-    race(asked(pathlib.Path(sys.argv[1]), sys.argv[2:], devices="gpu:0,1"))
+from tests.helpers.racing import race_request, fake_gpus, run_race
+with fake_gpus():
+    run_race(race_request(pathlib.Path(sys.argv[1]), sys.argv[2:], devices="gpu:0,1"))
 """
 
 
-def line(strategy: str, num_devices: int = 2, **options: Any) -> PlanLine:
+def plan_line(strategy: str, num_devices: int = 2, **options: Any) -> PlanLine:
     """What a plan might say of a strategy that fits."""
     card = STRATEGIES[strategy]
     count = 1 if card.one_device else num_devices
@@ -48,7 +48,7 @@ def line(strategy: str, num_devices: int = 2, **options: Any) -> PlanLine:
     )
 
 
-def asked(
+def race_request(
     folder: Path,
     strategies: Sequence[str],
     *,
@@ -56,34 +56,35 @@ def asked(
     worker: Path = FAKE_RACER,
     tables: Mapping[str, Any] | None = None,
     steps: int = 25,
-) -> Asked:
+) -> RaceRequest:
     config = small_config(folder, {"devices": {"use": devices}, **(tables or {})})
-    lines = [line(strategy) for strategy in strategies]
-    return Asked(config, lines, [], steps, folder / "runs", ["rankdeck", "race"], str(worker))
+    lines = [plan_line(strategy) for strategy in strategies]
+    return RaceRequest(config, lines, [], steps, folder / "runs", ["rankdeck", "race"], str(worker))
 
 
-def on_gpus() -> Any:
+def fake_gpus() -> Any:
     """Two GPUs are there, as far as choosing devices goes."""
     found = [
         GpuStatus(index=index, uuid=uuid, name="H100", total_bytes=80 * 2**30, used_bytes=0, processes=())
         for index, uuid in enumerate(UUIDS)
     ]
-    return mock.patch("rankdeck.launch.choose.list_gpus", lambda: found)
+    return mock.patch("rankdeck.launch.device_selection.list_gpus", lambda: found)
 
 
-def race(
-    what: Asked,
-    see: Callable[[Racing, RaceEntry], None] = lambda racing, entry: None,
-    most: int | None = None,
-) -> Racing:
-    """The race from its start to its end; `see` is called while an entry runs, after `most` it is stopped."""
-    with Racing(what) as racing:
+def run_race(
+    what: RaceRequest,
+    on_entry: Callable[[RaceRunner, RaceEntry], None] = lambda racing, entry: None,
+    max_entries: int | None = None,
+) -> RaceRunner:
+    """The race from its start to its end; `on_entry` is called while an entry runs, after `max_entries` it is
+    stopped."""
+    with RaceRunner(what) as racing:
         for entry in racing.entries():
             run = racing.start(entry)
-            see(racing, entry)
+            on_entry(racing, entry)
             if run is not None:
                 racing.finish(entry, follow(run, Display()))
-            if entry.number == most:
+            if entry.number == max_entries:
                 racing.stop()
     return racing
 

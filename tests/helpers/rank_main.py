@@ -29,25 +29,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankdeck.base.garbage import kept_for_good
+from rankdeck.base.garbage import freeze_new_objects
 from rankdeck.checkpoint.weights import save_weights
 from rankdeck.config import from_text
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.parallel.collectives.grad_sync import GradientSync
 from rankdeck.parallel.pipelining.communication import StageCommunication
-from rankdeck.rundir import EventWriter
+from rankdeck.run_dir import EventWriter
 from rankdeck.strategies.ddp import Ddp
 from rankdeck.strategies.pipeline import PipelineParallel
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
-from rankdeck.training.sampling import SamplingBudget
+from rankdeck.training.sampling_budget import SamplingBudget
 
 
 def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
     """One run of this rank, in this process."""
     config = from_text(str(request["toml"]), folder=Path.cwd())
     places = [rank] if world_size > 1 else list(range(config.selection.count or 1))
-    if config.strategy_card.one_device:
+    if config.strategy_spec.one_device:
         places = places[:1]
     workload = workloads.load(config)
     if not config.train.evaluate_every and "events" not in request:
@@ -59,9 +59,9 @@ def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
             rank=rank,
             world_size=world_size,
             devices=[torch.device("cpu")] * len(places),
-            places=places,
+            device_indices=places,
             writer=writer,
-            sampling=_sampling(request),
+            sampling=_sampling_budget(request),
         )
         with _without_sync() if request.get("without_sync") else contextlib.nullcontext():
             trainer.run()
@@ -72,30 +72,30 @@ def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
         writer.close()
 
 
-def _sampling(request: dict[str, object]) -> SamplingBudget:
+def _sampling_budget(request: dict[str, object]) -> SamplingBudget:
     """As in a run where events are read; else a followed step among others has to leave the same weights."""
     if "follow" in request or ("events" not in request and not request.get("always")):
-        return _Only(request.get("follow", [2]))
+        return _ListedSteps(request.get("follow", [2]))
     return SamplingBudget(always=bool(request.get("always")))
 
 
-class _Only(SamplingBudget):
+class _ListedSteps(SamplingBudget):
     """Follows the steps that a test lists."""
 
     def __init__(self, steps: Any) -> None:
         super().__init__()
         self._steps = steps
 
-    def should_follow(self, step: int) -> bool:
+    def should_track(self, step: int) -> bool:
         return step in self._steps
 
 
-_WHOLE_PIPELINE: Callable[..., object] = PipelineParallel.forward_backward
+_FORWARD_BACKWARD: Callable[..., object] = PipelineParallel.forward_backward
 
 
-def _first_stage_forgotten(self: PipelineParallel, batch: object, scale: float, **last: bool) -> object:
+def _without_first_stage(self: PipelineParallel, batch: object, scale: float, **last: bool) -> object:
     """A pipeline whose first stage does without its gradients."""
-    sums = _WHOLE_PIPELINE(self, batch, scale, **last)
+    sums = _FORWARD_BACKWARD(self, batch, scale, **last)
     if self.mesh().rank == 0:
         for parameter in self.cut.stages[0].parameters():
             parameter.grad = None
@@ -127,14 +127,14 @@ def _without_sync() -> Iterator[None]:
         mock.patch.object(Ddp, "forward_backward", local),
         own_slices(),
         mock.patch.object(GradientSync, "sync", lambda self, gradients: None),
-        mock.patch.object(PipelineParallel, "forward_backward", _first_stage_forgotten),
+        mock.patch.object(PipelineParallel, "forward_backward", _without_first_stage),
         mock.patch.object(StageCommunication, "sum_tied_gradients", lambda self: None),
     ):
         yield
 
 
 @contextlib.contextmanager
-def _groups_ended() -> Iterator[None]:
+def _destroy_new_groups() -> Iterator[None]:
     """Process groups that are made inside end with it: a rank here outlives its run, and each group keeps a
     thread that wakes up a hundred times a second. Those of meshes are kept, as equal meshes share them.
     """
@@ -152,7 +152,7 @@ def _groups_ended() -> Iterator[None]:
             dist.destroy_process_group(group)
 
 
-def answer_to(request: dict[str, Any], rank: int, world_size: int) -> Any:
+def answer_request(request: dict[str, Any], rank: int, world_size: int) -> Any:
     if "call" not in request:
         return train_once(request, rank, world_size)
     module, _, name = request["call"].partition(":")
@@ -166,8 +166,8 @@ def serve(rank: int, world_size: int, store: str, requests: TextIO) -> None:
     print(json.dumps({"result": None}), file=requests, flush=True)
     for line in requests:
         try:
-            with _groups_ended():
-                answer = {"result": answer_to(json.loads(line), rank, world_size)}
+            with _destroy_new_groups():
+                answer = {"result": answer_request(json.loads(line), rank, world_size)}
         except Exception:
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), file=requests, flush=True)
@@ -176,7 +176,7 @@ def serve(rank: int, world_size: int, store: str, requests: TextIO) -> None:
 def main() -> None:
     """Fork a rank for each socket: what they all import is imported once."""
     store, numbers = sys.argv[1], [int(number) for number in sys.argv[2:]]
-    with kept_for_good():
+    with freeze_new_objects():
         for card in STRATEGIES.values():
             card.load()
     for rank, number in enumerate(numbers):

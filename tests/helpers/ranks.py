@@ -21,15 +21,15 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.helpers.checkout import PRODUCT_AND_TESTS
 from tests.helpers.processes import MARK, SESSION
-from tests.helpers.tree import PRODUCT_AND_TESTS
-from tests.helpers.waiting import with_load
+from tests.helpers.waiting import scale_timeout
 
-WITHOUT_IT_S = 10.0
+FAILURE_TIMEOUT_S = 10.0
 """How long the others have to notice that a rank failed."""
 
 
-_CUT_OFF = "connectFullMesh failed"
+_CONNECTION_LOST = "connectFullMesh failed"
 """gloo's words where a rank that is there closed the connection while a group was made."""
 
 
@@ -94,14 +94,14 @@ class RankSet:
         two ranks that had met could not make another group.
         """
         try:
-            return self._asked(request)
+            return self._ask_once(request)
         except RankDiedError as died:
             warnings.warn(f"a rank died and is asked once more: {request}\n{died}", stacklevel=3)
         self.close()
         self._start()
-        return self._asked(request)
+        return self._ask_once(request)
 
-    def _asked(self, request: dict[str, Any]) -> list[Any]:
+    def _ask_once(self, request: dict[str, Any]) -> list[Any]:
         self._signal(signal.SIGCONT)
         try:
             for rank in self._ranks:
@@ -123,7 +123,7 @@ class RankSet:
             for number, ear in enumerate(self._ears):
                 selector.register(ear, selectors.EVENT_READ, number)
             while len(answers) < len(self._ranks):
-                ready = selector.select(with_load(WITHOUT_IT_S) if errors else None)
+                ready = selector.select(scale_timeout(FAILURE_TIMEOUT_S) if errors else None)
                 if not ready:
                     self._signal(signal.SIGKILL)
                     break
@@ -134,7 +134,7 @@ class RankSet:
                     answer = json.loads(line or '{"error": "it died"}')
                     answers[key.data] = answer.get("result")
                     errors += [f"rank {key.data}: {answer['error']}"] if "error" in answer else []
-        if has_died or any(_CUT_OFF in error for error in errors):
+        if has_died or any(_CONNECTION_LOST in error for error in errors):
             raise RankDiedError("\n".join(errors))
         assert not errors, "\n".join(errors)
         return [answers[number] for number in range(len(self._ranks))]
@@ -151,7 +151,7 @@ class RankSet:
             self._starter.wait()
 
 
-def in_turn(rows: Iterable[Any], columns: Iterable[Any], *, every: int = 1) -> list[Any]:
+def alternate_pairs(rows: Iterable[Any], columns: Iterable[Any], *, every: int = 1) -> list[Any]:
     """(number of ranks, row, column): every row with every column, on 2 ranks and on 4 in turn.
 
     Every third pair, say, is run with every change and the others are slow; three rows and three columns or
@@ -169,7 +169,7 @@ def in_turn(rows: Iterable[Any], columns: Iterable[Any], *, every: int = 1) -> l
     ]
 
 
-def by_turns(rows: Iterable[Any]) -> list[Any]:
+def alternate_rows(rows: Iterable[Any]) -> list[Any]:
     """(number of ranks, row): every row on 2 ranks and on 4, of which one is slow, by turns."""
     return [
         pytest.param(
@@ -190,8 +190,8 @@ four_are_slow = pytest.mark.parametrize(
 def largest_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     """The largest absolute difference of any weight; both must have the same names."""
     assert left.keys() == right.keys()
-    return max(float((_precise(left[name]) - _precise(right[name])).abs().max()) for name in left)
+    return max(float((_to_double(left[name]) - _to_double(right[name])).abs().max()) for name in left)
 
 
-def _precise(tensor: Tensor) -> Tensor:
+def _to_double(tensor: Tensor) -> Tensor:
     return tensor.cdouble() if tensor.is_complex() else tensor.double()

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from rankdeck.base.home import config_dir, state_dir
-from tests.helpers.tree import CHECKOUT
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.checkout import CHECKOUT
+from tests.helpers.waiting import scale_timeout, wait_until
 
-ANSWER_S = 30.0
-_BEGIN = "rankdeck-answer "
+ANSWER_TIMEOUT_S = 30.0
+_ANSWER_PREFIX = "rankdeck-answer "
 _DRAFT = """\
 model = { use = "mlp" }
 data = { use = "digits" }
@@ -57,44 +57,44 @@ class RealApp:
 
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
-            if line.startswith(_BEGIN):
-                self._answers.put(json.loads(line.removeprefix(_BEGIN)))
+            if line.startswith(_ANSWER_PREFIX):
+                self._answers.put(json.loads(line.removeprefix(_ANSWER_PREFIX)))
 
-    def ask(self, expression: str) -> Any:
+    def evaluate(self, expression: str) -> Any:
         """What an expression over `window` is in the app, as JSON has it."""
         assert self.process.stdin is not None
         self.process.stdin.write(expression + "\n")
         self.process.stdin.flush()
-        answer = self._answers.get(timeout=with_load(ANSWER_S))
+        answer = self._answers.get(timeout=scale_timeout(ANSWER_TIMEOUT_S))
         assert "error" not in answer, answer["error"]
         return answer["value"]
 
-    def wait(self, expression: str, deadline_s: float = ANSWER_S) -> None:
-        wait_until(lambda: self.ask(expression), deadline_s=deadline_s, every_s=0.1, what=expression)
+    def wait(self, expression: str, deadline_s: float = ANSWER_TIMEOUT_S) -> None:
+        wait_until(lambda: self.evaluate(expression), deadline_s=deadline_s, interval_s=0.1, what=expression)
 
-    def person(self, *words: object) -> None:
+    def xdotool(self, *words: object) -> None:
         """Mouse and keys, in xdotool's words."""
-        subprocess.run(["xdotool", *map(str, words)], env=self._env, check=True, timeout=with_load(20))
+        subprocess.run(["xdotool", *map(str, words)], env=self._env, check=True, timeout=scale_timeout(20))
 
     def press(self, keys: str) -> None:
-        self.person("key", "--clearmodifiers", keys)
+        self.xdotool("key", "--clearmodifiers", keys)
 
     def click(self, at: list[int]) -> None:
-        self.person("mousemove", *at, "click", 1)
+        self.xdotool("mousemove", *at, "click", 1)
 
-    def drag(self, begin: list[int], end: list[int], is_over: str, num_moves: int = 8) -> None:
-        """`is_over` holds once the app shows where it would be dropped: a person lets go no sooner."""
-        self.person("mousemove", *begin, "mousedown", 1)
+    def drag(self, begin: list[int], end: list[int], is_drop_target: str, num_moves: int = 8) -> None:
+        """`is_drop_target` holds once the app shows where it would be dropped: a person lets go no sooner."""
+        self.xdotool("mousemove", *begin, "mousedown", 1)
         for move in range(1, num_moves + 1):
             at = [a + (b - a) * move // num_moves for a, b in zip(begin, end, strict=True)]
-            self.person("mousemove", *at, "sleep", 0.05)
+            self.xdotool("mousemove", *at, "sleep", 0.05)
 
         def is_shown() -> bool:
-            self.person("mousemove_relative", "--", -1, 0)  # what was moved before the drag began is lost
-            return bool(self.ask(is_over))
+            self.xdotool("mousemove_relative", "--", -1, 0)  # what was moved before the drag began is lost
+            return bool(self.evaluate(is_drop_target))
 
-        wait_until(is_shown, deadline_s=ANSWER_S, every_s=0.1, what=is_over)
-        self.person("mouseup", 1)
+        wait_until(is_shown, deadline_s=ANSWER_TIMEOUT_S, interval_s=0.1, what=is_drop_target)
+        self.xdotool("mouseup", 1)
 
     def kill(self) -> None:
         """As the system kills it."""
@@ -111,7 +111,7 @@ class RealApp:
         return self._end()
 
     def _end(self) -> int:
-        status = self.process.wait(with_load(30))
+        status = self.process.wait(scale_timeout(30))
         self._reader.join(10)
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
@@ -124,7 +124,7 @@ class RealApp:
         return status
 
 
-def keep_small_draft(folder: Path) -> None:
+def write_small_draft(folder: Path) -> None:
     """The app begins with a configuration that would train for hours and sleeps most of them, and predicts
     nothing by itself.
     """
@@ -198,9 +198,9 @@ def main() -> int:
                 text = json.dumps(told)
             except Exception as error:
                 text = json.dumps({"error": f"{line.decode()}: {type(error).__name__}: {error}"})
-            print(_BEGIN + text, flush=True)
+            print(_ANSWER_PREFIX + text, flush=True)
 
-    compose_later = application.compose_later
+    compose_later = application.compose_after_first_paint
 
     def compose_and_listen(window: MainWindow) -> None:
         compose_later(window)
@@ -208,7 +208,7 @@ def main() -> int:
         listener = QSocketNotifier(sys.stdin.fileno(), QSocketNotifier.Type.Read, window)
         listener.activated.connect(answer)
 
-    application.compose_later = compose_and_listen
+    application.compose_after_first_paint = compose_and_listen
     return run(sys.argv[1:])
 
 

@@ -21,15 +21,15 @@ from rankdeck.checkpoint import store as checkpoints
 from rankdeck.checkpoint.store import CheckpointStore
 from rankdeck.checkpoint.training_state import TrainingState
 from rankdeck.checkpoint.weights import gather_extra_state, save_weights
-from rankdeck.checkpoint_files import CheckpointError, newest_whole
+from rankdeck.checkpoint_files import CheckpointError, newest_intact
 from rankdeck.config import from_text
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.batch import Batch
-from rankdeck.rundir import EventReader, RunDir
+from rankdeck.run_dir import EventReader, RunDir
 from rankdeck.training import workload as workloads
-from rankdeck.training.agreement import Agreement
 from rankdeck.training.assembly import assemble
-from rankdeck.training.sampling import SamplingBudget
+from rankdeck.training.rank_consensus import RankConsensus
+from rankdeck.training.sampling_budget import SamplingBudget
 from rankdeck.training.saving import Saver
 
 
@@ -50,7 +50,7 @@ def run(
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     config = from_text(toml, folder=Path.cwd())
-    card = config.strategy_card
+    card = config.strategy_spec
     places = list(range(config.selection.count or 1)) if card.one_process else [rank]
     here = RunDir(Path(folder))
     here.path.mkdir(parents=True, exist_ok=True)
@@ -62,23 +62,23 @@ def run(
         layout=f"{config.strategy.use} {config.strategy.options} {world_size} {len(places)}",
         keep=config.train.keep_checkpoints,
     )
-    start = None if source is None else newest_whole(RunDir(Path(source)).checkpoints_folder)[0]
+    start = None if source is None else newest_intact(RunDir(Path(source)).checkpoints_folder)[0]
     assert start is not None or source is None
     saver = Saver(
         store=store,
-        agreement=Agreement(here.requests_folder, rank, 0 if world_size == 1 else 1),
+        consensus=RankConsensus(here.requests_folder, rank, 0 if world_size == 1 else 1),
         writer=writer,
         rank=rank,
-        every=config.train.checkpoint_every,
+        save_interval=config.train.checkpoint_every,
         stop_requested=lambda: False,
-        start=start,
+        resume_from=start,
     )
     trainer = assemble(
         workloads.load(config),
         rank=rank,
         world_size=world_size,
         devices=[torch.device("cpu")] * len(places),
-        places=places,
+        device_indices=places,
         writer=writer,
         sampling=SamplingBudget(),
         beat=beat,
@@ -93,7 +93,7 @@ def run(
     trainer.strategy.close()
     writer.close()
     if ends:
-        saver.require_saved()
+        saver.raise_save_error()
 
 
 @contextlib.contextmanager
@@ -101,16 +101,16 @@ def _without(what: str | None) -> Iterator[None]:
     """Weights are put in place, and then nothing more, or everything but the random states."""
     with contextlib.ExitStack() as stack:
         if what == "optimizer":
-            whole = checkpoints.put_state
+            whole = checkpoints.load_state
 
             def only_weights(state: TrainingState, *rest: Any) -> list[str]:
                 missing = whole(state, *rest)
                 state.optimizer.state.clear()
                 return missing
 
-            stack.enter_context(mock.patch.object(checkpoints, "put_state", only_weights))
+            stack.enter_context(mock.patch.object(checkpoints, "load_state", only_weights))
         if what == "random":
-            stack.enter_context(mock.patch.object(checkpoints, "put_random_states", lambda _: None))
+            stack.enter_context(mock.patch.object(checkpoints, "load_random_states", lambda _: None))
         yield
 
 
@@ -123,7 +123,7 @@ def losses(folder: Path, world_size: int, attempt: int = 0) -> dict[int, float]:
             batch.add(name, found)
     for _, block in batch.steps:
         told.joiner.add(block)
-    told.take_rows()
+    told.join_rows()
     step, loss, *_ = told.table.rows.tolist()
     return {int(number): value for number, value in zip(step, loss, strict=True) if value == value}
 
@@ -136,7 +136,7 @@ def problems(folder: Path) -> list[Any]:
     ]
 
 
-def save_where_one_lacks(module: str, folder: str) -> str:
+def save_with_import_error(module: str, folder: str) -> str:
     """What this rank is told of a save while the last rank cannot import `module`."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = torch.nn.Linear(2, 2)

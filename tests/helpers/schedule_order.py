@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from rankdeck.parallel.pipelining.schedules import make_schedule, rank_of_stages
+from rankdeck.parallel.pipelining.schedules import make_schedule, stage_ranks
 
 _KINDS = {"F": "forward", "B": "backward", "I": "backward-input", "W": "backward-weight"}
 
@@ -21,7 +21,7 @@ class Action(NamedTuple):
 
 def actions(schedule: str, num_ranks: int, microbatches: int) -> list[list[Action | None]]:
     """What each rank does; None where it waits."""
-    rank_of = rank_of_stages(schedule, num_ranks)
+    rank_of = stage_ranks(schedule, num_ranks)
     stages = [
         SimpleNamespace(
             stage_index=stage,

@@ -18,19 +18,19 @@ PYTHON = os.environ.get("RANKDECK_SCRIPT_PYTHON") or sys.executable
 
 def torch_of_scripts() -> tuple[int, ...]:
     """Its torch, as (2, 13)."""
-    version = environments.describe(Path(PYTHON), os.environ).torch_version
+    version = environments.describe_interpreter(Path(PYTHON), os.environ).torch_version
     assert version is not None, f"{PYTHON} has no torch"
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
-def parts_off() -> dict[str, str]:
+def unavailable_parts() -> dict[str, str]:
     """The parts of the observer that cannot work with that torch, and what they say of it."""
     if torch_of_scripts() >= (2, 5):
         return {}
     return {"precision": "autograd's graph does not tell it before torch 2.5"}
 
 
-def scripts_have(module: str) -> bool:
+def can_import(module: str) -> bool:
     """Whether a script can import that module, a top-level one."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     return subprocess.run([PYTHON, "-c", code], check=False).returncode == 0

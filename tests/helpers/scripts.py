@@ -10,14 +10,14 @@ from typing import Any
 
 from rankdeck.config.script import ScriptConfig, ScriptTable
 from rankdeck.launch.start import start_script
-from rankdeck.launch.streams import Attached
-from rankdeck.rundir import End, RunDir, find_run
+from rankdeck.launch.streams import AttachedStreams
+from rankdeck.run_dir import ExitRecord, RunDir, find_run
 from tests.helpers import launching
 from tests.helpers.script_python import PYTHON
 
 
 def script_config(place: Path, source: str, *, devices: str | None = None, **table: Any) -> ScriptConfig:
-    """A script of this source in `place`, called train.py; `table` are entries of [script]."""
+    """A script of this source in `folder`, called train.py; `table` are entries of [script]."""
     place.mkdir(parents=True, exist_ok=True)
     (place / "train.py").write_text(textwrap.dedent(source), encoding="utf-8")
     given = {"run": "train.py", "folder": str(place), "python": PYTHON, "observe": "none"}
@@ -28,12 +28,12 @@ def launch_script(
     place: Path,
     source: str,
     *,
-    attached: Attached | None = None,
+    attached: AttachedStreams | None = None,
     detach: bool = True,
     devices: str | None = None,
     **table: Any,
 ) -> RunDir:
-    """Such a run that has begun, in `place`/runs."""
+    """Such a run that has begun, in `folder`/runs."""
     return start_script(
         script_config(place, source, devices=devices, **table),
         runs=place / "runs",
@@ -55,9 +55,9 @@ def log(run: RunDir, rank: int = 0, kind: str = "out", attempt: int = 0) -> byte
     return path.read_bytes() if path.exists() else b""
 
 
-def finished(run: RunDir) -> tuple[End, int | None]:
+def wait_for_script_end(run: RunDir) -> tuple[ExitRecord, int | None]:
     """The guard's last word and the script's own status."""
-    end = launching.ended(run)
+    end = launching.wait_for_exit_record(run)
     launching.wait_until_gone(run)
     statuses = [
         event.script_status for _, event in launching.all_events(run) if hasattr(event, "script_status")

@@ -30,11 +30,11 @@ from PySide6.QtWidgets import (
 UNTRANSLATED = Path(__file__).with_name("untranslated.txt")
 """A regular expression a line: what reads alike in every language, and why (after #)."""
 
-_ROWS = 40
-_FLAT = (QAbstractListModel, QAbstractTableModel)
+_MAX_ROWS = 40
+_FLAT_MODELS = (QAbstractListModel, QAbstractTableModel)
 
 
-def plain_words(text: str, kept: re.Pattern[str]) -> list[str]:
+def untranslated_words(text: str, kept: re.Pattern[str]) -> list[str]:
     """The words of a text in the made-up language that are as they are in English: three plain letters or
     more in a row, beside no accented one, that are not to be kept.
     """
@@ -42,20 +42,20 @@ def plain_words(text: str, kept: re.Pattern[str]) -> list[str]:
     return re.findall(r"(?<![^\W\d_])[A-Za-z]{3,}(?![^\W\d_])", kept.sub(" ", unescape(words)))
 
 
-def kept_texts() -> re.Pattern[str]:
+def untranslated_pattern() -> re.Pattern[str]:
     lines = (line.split("  #")[0].strip() for line in UNTRANSLATED.read_text("utf-8").splitlines())
     return re.compile("|".join(f"(?:{line})" for line in lines if line and not line.startswith("#")))
 
 
-def texts(root: QWidget) -> Iterator[tuple[str, str]]:
+def visible_texts(root: QWidget) -> Iterator[tuple[str, str]]:
     """Where and what: of a widget and all that is visible in it, with tooltips and accessible names."""
     for widget in (root, *root.findChildren(QWidget)):
         if widget is root or widget.isVisibleTo(root):
             where = type(widget).__name__
-            yield from ((where, text) for text in _set_on(widget) if text)
+            yield from ((where, text) for text in _property_texts(widget) if text)
 
 
-def _set_on(widget: QWidget) -> Iterator[str]:
+def _property_texts(widget: QWidget) -> Iterator[str]:
     yield from (widget.toolTip(), widget.accessibleName(), widget.accessibleDescription())
     if isinstance(widget, QAbstractButton | QLabel):
         yield widget.text()
@@ -72,14 +72,14 @@ def _set_on(widget: QWidget) -> Iterator[str]:
         yield from (widget.tabText(at) for at in range(widget.count()))
         yield from (widget.tabToolTip(at) for at in range(widget.count()))
     if isinstance(widget, QGraphicsView):
-        yield from _in_scene(widget)
+        yield from _scene_texts(widget)
     if isinstance(widget, QAbstractItemView) and not isinstance(widget, QHeaderView):
-        yield from _rows(widget)
+        yield from _row_texts(widget)
     for action in widget.actions():
-        yield from _of_action(action)
+        yield from _action_texts(action)
 
 
-def _in_scene(view: QGraphicsView) -> Iterator[str]:
+def _scene_texts(view: QGraphicsView) -> Iterator[str]:
     for item in view.scene().items() if view.scene() is not None else ():
         if isinstance(item, QGraphicsTextItem) and item.isVisible():
             yield item.toPlainText()
@@ -87,41 +87,41 @@ def _in_scene(view: QGraphicsView) -> Iterator[str]:
             yield item.text()
 
 
-def _of_action(action: QAction) -> Iterator[str]:
+def _action_texts(action: QAction) -> Iterator[str]:
     yield from (action.text(), action.toolTip(), action.statusTip())
 
 
-def _rows(view: QAbstractItemView, parent: QModelIndex | None = None) -> Iterator[str]:
+def _row_texts(view: QAbstractItemView, parent: QModelIndex | None = None) -> Iterator[str]:
     model = view.model()
     if model is None:
         return
     above = parent or QModelIndex()
-    is_list, is_tree = isinstance(model, QAbstractListModel), not isinstance(model, _FLAT)
+    is_list, is_tree = isinstance(model, QAbstractListModel), not isinstance(model, _FLAT_MODELS)
     for column in range(1 if is_list else model.columnCount(above)):
         yield str(model.headerData(column, Qt.Orientation.Horizontal) or "")
-        for row in range(min(model.rowCount(above), _ROWS)):
+        for row in range(min(model.rowCount(above), _MAX_ROWS)):
             index = model.index(row, column, above)
             for role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
                 said = index.data(role)
                 yield said if isinstance(said, str) else ""
             if column == 0 and is_tree and model.hasChildren(index):
-                yield from _rows(view, index)
+                yield from _row_texts(view, index)
 
 
-def cut(root: QWidget) -> Iterator[str]:
+def cut_texts(root: QWidget) -> Iterator[str]:
     """Labels and buttons whose text is wider than they are, or higher where it wraps."""
     for widget in root.findChildren(QWidget):
         if not widget.isVisibleTo(root) or not widget.isVisible():
             continue
         if isinstance(widget, QLabel) and widget.text() and widget.textFormat() != Qt.TextFormat.RichText:
-            yield from _cut_label(widget)
+            yield from _cut_label_texts(widget)
         elif isinstance(widget, QAbstractButton) and widget.text() and not isinstance(widget, QToolButton):
             needed = widget.minimumSizeHint().width()
             if widget.width() + 1 < needed:
                 yield f"{type(widget).__name__} {widget.text()!r}: {widget.width()} of {needed} px"
 
 
-def _cut_label(label: QLabel) -> Iterator[str]:
+def _cut_label_texts(label: QLabel) -> Iterator[str]:
     room = label.contentsRect()
     if label.wordWrap():
         needed = label.heightForWidth(label.width())

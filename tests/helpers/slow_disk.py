@@ -17,20 +17,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from tests.helpers.c_library import build_library
-from tests.helpers.tree import CHECKOUT
-from tests.helpers.waiting import with_load
+from tests.helpers.checkout import CHECKOUT
+from tests.helpers.waiting import scale_timeout
+
+if TYPE_CHECKING:
+    from rankdeck_app.composition import App
 
 FOLDER = "SLOWDISK_FOLDER"
-ASKS_IN_VAIN = "ask the disk in vain"
+CONTROL_ACTION = "ask the disk in vain"
 """The first act, which is none of the app's: it shows what would be seen if it were."""
 _SETTLE_S = 0.05
 # They ask with a dialog of the system's, or end the app.
-_NOT_TRIED = {
+_SKIPPED_COMMANDS = {
     *("app.quit", "config.open", "config.save", "config.saveAs", "run.open", "workspace.open", "run.reveal"),
     *(
         "compare.save",
@@ -44,7 +47,7 @@ _NOT_TRIED = {
 }
 
 
-def acts_on_slow_disk(
+def actions_on_slow_disk(
     folder: Path, delay_ms: int, only: str = "", *, is_busy: bool = False
 ) -> list[dict[str, Any]]:
     """What `main` found: {act, asked: [calls of the window's thread], longest_ms}, of all acts or one;
@@ -72,7 +75,7 @@ def acts_on_slow_disk(
         "busy" if is_busy else "",
     ]
     done = subprocess.run(
-        command, cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=with_load(300)
+        command, cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=scale_timeout(300)
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -87,13 +90,13 @@ class _SlowDisk:
     def set(self, is_slow: bool) -> None:
         self._library.slowdisk_set(self._delay_ms if is_slow else 0)
 
-    def asked(self) -> list[str]:
+    def blocking_calls(self) -> list[str]:
         """What the first thread had to wait for since the last call."""
         self._library.slowdisk_take(self._text, ctypes.c_size_t(len(self._text)))
         return self._text.value.decode("utf-8", "replace").splitlines()
 
 
-class _Stuck(threading.Thread):
+class _ProcessStopper(threading.Thread):
     """Stops each process that this one starts, all planners apart, until `end` ends them."""
 
     def __init__(self) -> None:
@@ -117,7 +120,7 @@ class _Stuck(threading.Thread):
                 child.kill()
 
 
-def _acts(app: Any, workspace: Path, runs: list[Path]) -> Iterator[tuple[str, Callable[[], object]]]:
+def _actions(app: App, workspace: Path, runs: list[Path]) -> Iterator[tuple[str, Callable[[], object]]]:
     """What a person does, one thing after the other."""
     window, session = app.window, app.session
     finished, other, alive, starved = runs
@@ -125,38 +128,38 @@ def _acts(app: Any, workspace: Path, runs: list[Path]) -> Iterator[tuple[str, Ca
     def run(command: str) -> None:
         window.commands.run(command)
 
-    yield ASKS_IN_VAIN, finished.stat
+    yield CONTROL_ACTION, finished.stat
     yield "change a setting", lambda: window.settings.set("window.frame_rate", 25)
     yield "choose a theme", lambda: window.settings.set("theme.name", "Light Modern")
     yield "change a key", lambda: window.keymap.set_keys("run.launch", ("F7",))
     for name, path in (("finished", finished), ("living", alive)):
         yield f"open a {name} run", lambda path=path: app.tabs.open(path)
     yield "open a folder that is no run", lambda: app.tabs.open(workspace)
-    yield "compare", lambda: app.comparisons.open_compare([finished, other])
-    yield "quick open", lambda: window.palette_box.show_quick_open("a")
-    yield "leave it", window.palette_box.dismiss
+    yield "compare", lambda: app.comparisons.open_comparison([finished, other])
+    yield "quick open", lambda: window.command_palette.show_quick_open("a")
+    yield "leave it", window.command_palette.dismiss
     yield "open a configuration", lambda: app.actions.open_config(workspace / "a.toml")
     yield "write in it", lambda: session.draft.set_value(("train", "steps"), 12)
     yield "save it", lambda: app.actions.save_config(workspace / "b.toml")
     yield "use a run's", lambda: app.actions.use_configuration(finished)
     yield "choose a script", lambda: app.scripts.show(workspace / "a.py")
-    yield "type its name", lambda: session.script.set(run="b.py")
-    yield "name its interpreter", lambda: session.script.set(python=sys.executable)
+    yield "type its name", lambda: session.script.set_fields(run="b.py")
+    yield "name its interpreter", lambda: session.script.set_fields(python=sys.executable)
     yield "launch it", app.actions.launch
-    yield "enter an interpreter", lambda: app.picker._enter(str(workspace / "no-python"))
+    yield "enter an interpreter", lambda: app.interpreter_picker._choose_path(str(workspace / "no-python"))
     yield "keep it as an entry", lambda: app.scripts.save_entry("mine")
     yield "forget the entry", lambda: app.scripts.remove_entry("mine")
     yield "look why memory ran out", lambda: app.fixes.explain(starved)
     yield "save that", lambda: app.comparisons.save_report(starved, workspace / "why.html")
-    yield "open code", lambda: app.places.open(workspace / "a.toml", 2)
-    yield "rename", lambda: app.lists.keeping.rename(other, "another name")
-    yield "resume", lambda: app.launching.resume(finished)
+    yield "open code", lambda: app.problem_navigator.open_location(workspace / "a.toml", 2)
+    yield "rename", lambda: app.run_lists.organizer.rename(other, "another name")
+    yield "resume", lambda: app.launcher.resume(finished)
     yield "run again", lambda: app.scripts.run_again(other)
     yield "stop", lambda: app.tabs.stop(alive)
     yield "open another folder", lambda: app.actions.open_workspace(workspace.parent / "other")
     yield "and the first again", lambda: app.actions.open_workspace(workspace)
-    for command in [one.id for one in window.commands if one.id not in _NOT_TRIED]:
-        if window.commands.enabled(command):
+    for command in [one.id for one in window.commands if one.id not in _SKIPPED_COMMANDS]:
+        if window.commands.is_enabled(command):
             yield command, lambda command=command: run(command)
 
 
@@ -167,7 +170,7 @@ def main() -> int:
     from rankdeck.base.errors import Problem
     from rankdeck.events import ProblemRaised
     from rankdeck_app.application import make_app
-    from tests.helpers.app_window import close_app, end_all_runs, open_app, wait_for
+    from tests.helpers.app_window import close_app, open_app, stop_all_runs, wait_for
     from tests.helpers.written_run import WrittenRun, device_infos
 
     disk, folder = _SlowDisk(int(sys.argv[1])), Path(os.environ[FOLDER])
@@ -175,7 +178,7 @@ def main() -> int:
     written = [WrittenRun(workspace / "runs", name) for name in ("finished", "other", "alive")]
     written.append(WrittenRun(workspace / "runs", "starved", {"model": {"use": "a:Model"}}))
     for run in written:
-        run.begin(2, device_infos(2))
+        run.start(2, device_infos(2))
     for run in written[:2]:
         run.end()
     ran_out = Problem("out-of-memory", "CUDA out of memory.", rank=0)
@@ -205,29 +208,32 @@ def main() -> int:
             time.sleep(0.002)
 
     settle(1.0)
-    stuck = _Stuck()
+    stuck = _ProcessStopper()
     if is_busy:
         stuck.start()
     disk.set(is_slow=True)
-    for name, act in _acts(app, workspace, [run.path for run in written]):
-        if only not in ("", name) or (is_busy and name == ASKS_IN_VAIN):
+    for name, act in _actions(app, workspace, [run.path for run in written]):
+        if only not in ("", name) or (is_busy and name == CONTROL_ACTION):
             continue
         longest_s, beat = 0.0, time.perf_counter()
         act()
         settle(_SETTLE_S)
-        print(json.dumps({"act": name, "asked": disk.asked(), "longest_ms": longest_s * 1e3}), flush=True)
+        print(
+            json.dumps({"act": name, "asked": disk.blocking_calls(), "longest_ms": longest_s * 1e3}),
+            flush=True,
+        )
         for left in (QApplication.activePopupWidget(), QApplication.activeModalWidget()):
             if left is not None:
                 left.close()
     settle(1.0)
-    print(json.dumps({"act": "wait", "asked": disk.asked(), "longest_ms": 0}), flush=True)
+    print(json.dumps({"act": "wait", "asked": disk.blocking_calls(), "longest_ms": 0}), flush=True)
     disk.set(is_slow=False)
     pulse.stop()
     if is_busy:
         stuck.end()
     written[2].lose()
     close_app(app)
-    end_all_runs(workspace / "runs")
+    stop_all_runs(workspace / "runs")
     return 0
 
 

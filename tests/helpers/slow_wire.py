@@ -21,11 +21,11 @@ import time
 _SIOCETHTOOL = 0x8946
 _OFFLOADS = (0x15, 0x17, 0x19, 0x1F, 0x24, 0x2C)
 """Set receive and send checksums, scatter and gather, TSO, GSO, GRO (linux/ethtool.h)."""
-_EVERY = 3  # ETH_P_ALL
-_MOST_BYTES = 65_600
+_ALL_PROTOCOLS = 3  # ETH_P_ALL
+_MAX_FRAME_BYTES = 65_600
 
 
-def make_whole(interface: str) -> None:
+def disable_offloads(interface: str) -> None:
     """No checksum and no cutting into frames is left to a card that is not there."""
     with socket.socket() as asking:
         for command in _OFFLOADS:
@@ -37,14 +37,14 @@ def make_whole(interface: str) -> None:
                 continue  # this kernel has no such switch
 
 
-def carry(delay_s: float, loss: float, ports: list[str]) -> None:
+def forward_frames(delay_s: float, loss: float, ports: list[str]) -> None:
     """For ever: frames go to where their receiver was seen, others everywhere."""
-    ends, seen = [_opened(port) for port in ports], dict[bytes, socket.socket]()
+    ends, seen = [_open_port(port) for port in ports], dict[bytes, socket.socket]()
     waiting: collections.deque[tuple[float, bytes, list[socket.socket]]] = collections.deque()
     while True:
         wait_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else 1.0
         for end in select.select(ends, [], [], wait_s)[0]:
-            for frame in _frames(end):
+            for frame in _read_frames(end):
                 seen[frame[6:12]] = end
                 to = seen.get(frame[:6])
                 if random.random() >= loss:
@@ -59,20 +59,20 @@ def carry(delay_s: float, loss: float, ports: list[str]) -> None:
                     continue  # its queue is full, or it has gone: lost
 
 
-def _opened(port: str) -> socket.socket:
-    end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_EVERY))
+def _open_port(port: str) -> socket.socket:
+    end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS))
     end.bind((port, 0))
     end.setblocking(False)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
     return end
 
 
-def _frames(end: socket.socket) -> list[bytes]:
+def _read_frames(end: socket.socket) -> list[bytes]:
     """What has come in since."""
     found = []
     while len(found) < 64:
         try:
-            frame, (_, _, kind, *_) = end.recvfrom(_MOST_BYTES)
+            frame, (_, _, kind, *_) = end.recvfrom(_MAX_FRAME_BYTES)
         except OSError:
             break
         if kind != socket.PACKET_OUTGOING:
@@ -82,6 +82,6 @@ def _frames(end: socket.socket) -> list[bytes]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "whole":
-        make_whole(sys.argv[2])
+        disable_offloads(sys.argv[2])
     else:
-        carry(float(sys.argv[2]) / 1e3, float(sys.argv[3]) / 100, sys.argv[4:])
+        forward_frames(float(sys.argv[2]) / 1e3, float(sys.argv[3]) / 100, sys.argv[4:])

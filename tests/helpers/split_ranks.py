@@ -16,12 +16,12 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 
 from rankdeck.config.catalog import TensorOptions
 from rankdeck.models.gpt import Gpt
-from rankdeck.parallel.collectives.counted import CountedCollectives
+from rankdeck.parallel.collectives.comm_counter import CollectiveCounter
 from rankdeck.parallel.collectives.grad_sync import GradientSync
 from rankdeck.parallel.mesh import Mesh, device_mesh
 from rankdeck.parallel.tensor import plan
 from rankdeck.parallel.tensor.apply import LayerSplit
-from rankdeck.parallel.tensor.gradients import clip_over_ranks
+from rankdeck.parallel.tensor.gradients import clip_grad_norm_over_ranks
 from rankdeck.parallel.tensor.plan import find_plan
 from tests.helpers.rank_main import own_slices, train_once
 
@@ -51,9 +51,9 @@ LEFT_OUT: dict[str, Any] = {
     "data": lambda: mock.patch.object(GradientSync, "sync"),
     "shard": own_slices,
     "sums": _no_sums,
-    "ties": lambda: mock.patch.object(LayerSplit, "_tie_again"),
+    "ties": lambda: mock.patch.object(LayerSplit, "_retie"),
     "check": lambda: mock.patch.object(plan, "find_differences", lambda *_: []),
-    "partial": lambda: mock.patch("rankdeck.strategies.tensor_parallel.add_up_partial"),
+    "partial": lambda: mock.patch("rankdeck.strategies.tensor_parallel.reduce_partial_gradients"),
 }
 
 
@@ -70,7 +70,7 @@ def collectives_of_a_step(
     split.finish()
     tokens = torch.randint(64, (batch, 32))
     for _ in range(2):
-        counted = CountedCollectives()
+        counted = CollectiveCounter()
         before_bytes = _written_bytes()
         with counted:
             model(tokens).sum().backward()
@@ -96,7 +96,7 @@ def norm_of_parts(max_norm: float) -> tuple[float, float, list[float]]:
         parameter = nn.Parameter(torch.zeros_like(held))
         parameter.grad = held.clone()
         parameters.append(parameter)
-    norm = clip_over_ranks(parameters, max_norm, world_size=size)
+    norm = clip_grad_norm_over_ranks(parameters, max_norm, world_size=size)
     expected = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in whole]))
     clipped = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in parameters]
     return float(norm), float(expected), [float(tensor.sum()) for tensor in clipped if tensor is not None]

@@ -8,42 +8,42 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from rankdeck.checkpoint import spreading
-from rankdeck.checkpoint.spreading import LeadingRanks, hosts_of
-from rankdeck.checkpoint_files import listed_files
+from rankdeck.checkpoint import replication
+from rankdeck.checkpoint.replication import HostLeaders, make_host_leaders
+from rankdeck.checkpoint_files import committed_files
 
 
-def _led(hosts: list[int]) -> LeadingRanks | None:
+def _led(hosts: list[int]) -> HostLeaders | None:
     rank = dist.get_rank()
-    return hosts_of(rank, len(hosts), hosts[:rank].count(hosts[rank]))
+    return make_host_leaders(rank, len(hosts), hosts[:rank].count(hosts[rank]))
 
 
 def _own(folder: str, hosts: list[int]) -> Path:
     return Path(folder) / f"host-{hosts[dist.get_rank()]}" / "checkpoints"
 
 
-def newest_whole(folder: str, hosts: list[int], chunk_bytes: int = 1000) -> Any:
+def newest_intact(folder: str, hosts: list[int], chunk_bytes: int = 1000) -> Any:
     """[step, complaints] or the error's words, of a rank that leads its host; `hosts` are these by rank."""
     led = _led(hosts)
     if led is None:
         return None
-    with mock.patch.object(spreading, "_CHUNK_BYTES", chunk_bytes):
+    with mock.patch.object(replication, "_CHUNK_BYTES", chunk_bytes):
         try:
-            found, complaints = led.newest_whole(_own(folder, hosts))
+            found, complaints = led.newest_intact(_own(folder, hosts))
         except OSError as error:
             return str(error)
     return [None if found is None else found.step, complaints]
 
 
-def spread(folder: str, hosts: list[int], step: int) -> Any:
+def replicate(folder: str, hosts: list[int], step: int) -> Any:
     """As after a save: whoever has a file has it as it was written. The error's words, "" where there is
     none."""
     led, path = _led(hosts), _own(folder, hosts) / str(step)
     if led is None:
         return None
-    listed = led.gather(listed_files(path))[0]
+    listed = led.gather(committed_files(path))[0]
     try:
-        led.spread(path, listed, lambda name: (path / name).exists())
+        led.distribute(path, listed, lambda name: (path / name).exists())
     except OSError as error:
         return str(error)
     return ""

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.config import from_text
-from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of
+from rankdeck.parallel.collectives.grad_sync import GradientSync, collect_gradients
 from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
-from rankdeck.rundir import EventWriter
+from rankdeck.run_dir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
 from rankdeck.strategies.facts import SyncFacts
 from rankdeck.torch_compat.dtensors import local_part
@@ -54,7 +54,7 @@ def sync(algorithm: str, compress: str = "none", bucket_bytes: int = 20_000, ste
         gradients = own_gradients(dist.get_rank())
         synced.sync(gradients)
         total += gradients[-1]
-    sent = SyncFacts(synced).sent()
+    sent = SyncFacts(synced).sent_bytes()
     return {
         "error": max(difference(own, sums) for own, sums in zip(gradients, true, strict=True)),
         "largest": max(float(sums.abs().max()) for sums in true),
@@ -78,7 +78,7 @@ def sent_bytes(algorithm: str, compress: str = "none", num_bytes: int = 4 * 2**2
     synced.sync(gradients)
     written = written_bytes() - before
     dist.barrier()
-    return {"told": SyncFacts(synced).sent().num_bytes, "written": written}
+    return {"told": SyncFacts(synced).sent_bytes().num_bytes, "written": written}
 
 
 def written_bytes() -> int:
@@ -105,7 +105,7 @@ def all_leave_one_out() -> dict[str, str | None]:
     model = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(2))
     model[0](torch.ones(1, 2)).sum().backward()
     try:
-        gradients_of(model)
+        collect_gradients(model)
     except ModelError as error:
         return {"error": error.message, "advice": error.advice}
     return {}
@@ -121,7 +121,7 @@ def one_step(toml: str) -> dict[str, Any]:
         step()
         written = written_bytes() - before
         dist.barrier()
-        sent, times = strategy.facts.sent(), strategy.facts.sync_times()
+        sent, times = strategy.facts.sent_bytes(), strategy.facts.sync_times()
     assert sent is not None
     return {
         "words": sent.algorithm,
@@ -154,7 +154,7 @@ def resumed_bits(toml: str, after: int, steps: int) -> str:
         extra = {name: tensor.clone() for name, tensor in old.extra_state().items()}
     with _stepping(toml, after) as (new, step):
         new.module.load_state_dict(weights)
-        new.put_extra_state(extra)
+        new.load_extra_state(extra)
         for _ in range(steps - after):
             step()
         return fingerprint([parameter.detach() for parameter in new.module.parameters()])
@@ -170,14 +170,14 @@ def _stepping(toml: str, after: int = 0) -> Iterator[tuple[Strategy, Callable[[]
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
             devices=[torch.device("cpu")],
-            places=[dist.get_rank()],
+            device_indices=[dist.get_rank()],
             writer=EventWriter(Path(folder) / "events.jsonl"),
         )
-        if after and trainer.strategy.warms_up:
+        if after and trainer.strategy.needs_warm_up:
             trainer.warm_up()
         loader = trainer.loader(after)
         batches, numbers = iter(loader), itertools.count(after + 1)
-        yield trainer.strategy, lambda: trainer.step(next(numbers), batches, followed=False)
+        yield trainer.strategy, lambda: trainer.step(next(numbers), batches, is_tracked=False)
         loader.close()
         trainer.strategy.close()
 
@@ -187,13 +187,13 @@ def first_weights(toml: str) -> dict[str, Any]:
     config = from_text(toml, folder=Path.cwd())
     workload = workloads.load(config)
     setup = Setup(
-        options=config.strategy_card.options(**config.strategy.options),
+        options=config.strategy_spec.options(**config.strategy.options),
         loss=workload.loss,
         devices=[torch.device("cpu")],
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
     )
-    strategy = config.strategy_card.load()(setup)
+    strategy = config.strategy_spec.load()(setup)
     built: list[str] = []
 
     def build() -> nn.Module:
@@ -216,7 +216,7 @@ def unused_parameters() -> dict[str, Any]:
     nn.init.ones_(model[1].weight)
     hidden = model[0](torch.ones(1, 2))
     (model[1](hidden) if dist.get_rank() == 0 else hidden).sum().backward()
-    GradientSync(algorithm="ring").sync(gradients_of(model, find_unused=True))
+    GradientSync(algorithm="ring").sync(collect_gradients(model, find_unused=True))
     return {
         name: None if p.grad is None else p.grad.flatten().tolist() for name, p in model.named_parameters()
     }
@@ -245,7 +245,7 @@ def batch_norm(dtype: str, dims: int, momentum: float | None, sizes: list[int]) 
         (out_left * pull).sum().backward()
         (out_right * pull[mine]).sum().backward()
     assert left.grad is not None and right.grad is not None
-    gradients = gradients_of(parted)
+    gradients = collect_gradients(parted)
     GradientSync(algorithm="native").sync(gradients)
     parted.eval()
     whole.eval()

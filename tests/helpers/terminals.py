@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.helpers.waiting import with_load
+from tests.helpers.waiting import scale_timeout
 
 
 class Terminal:
@@ -31,7 +31,7 @@ class Terminal:
         rows: int = 30,
         columns: int = 100,
     ) -> None:
-        self.shown = b""
+        self.output = b""
         self.status: int | None = None
         self.pid, self.handle = pty.fork()
         if self.pid == 0:
@@ -71,22 +71,22 @@ class Terminal:
 
     def wait_for(self, pattern: bytes, deadline_s: float = 30.0) -> re.Match[bytes]:
         """The first match in what is shown from here on; what came before it is passed."""
-        end_s = time.monotonic() + with_load(deadline_s)
-        while (found := re.search(pattern, self.shown)) is None:
+        end_s = time.monotonic() + scale_timeout(deadline_s)
+        while (found := re.search(pattern, self.output)) is None:
             if not self._read(end_s):
-                raise AssertionError(f"{pattern!r} was not shown:\n{self.shown.decode(errors='replace')}")
-        self.shown = self.shown[found.end() :]
+                raise AssertionError(f"{pattern!r} was not shown:\n{self.output.decode(errors='replace')}")
+        self.output = self.output[found.end() :]
         return found
 
     def wait_until(self, condition: Callable[[], bool], deadline_s: float = 30.0) -> None:
-        end_s = time.monotonic() + with_load(deadline_s)
+        end_s = time.monotonic() + scale_timeout(deadline_s)
         while not condition():
             assert time.monotonic() < end_s, "the condition did not come true"
             time.sleep(0.02)
 
     def wait(self, deadline_s: float = 30.0) -> int:
-        """The exit status, as subprocess tells it; the rest of what is shown is in `shown`."""
-        end_s = time.monotonic() + with_load(deadline_s)
+        """The exit status, as subprocess tells it; the rest of what is shown is in `output`."""
+        end_s = time.monotonic() + scale_timeout(deadline_s)
         while self._read(end_s):
             pass
         while self.status is None:
@@ -94,7 +94,7 @@ class Terminal:
             if pid:
                 self.status = os.waitstatus_to_exitcode(status)
             else:
-                assert time.monotonic() < end_s, f"it goes on:\n{self.shown.decode(errors='replace')}"
+                assert time.monotonic() < end_s, f"it goes on:\n{self.output.decode(errors='replace')}"
                 time.sleep(0.01)
         return self.status
 
@@ -105,5 +105,5 @@ class Terminal:
             data = os.read(self.handle, 1 << 16) if ready else b""
         except OSError:  # the command has left its terminal
             return False
-        self.shown += data
+        self.output += data
         return bool(data)

@@ -91,7 +91,7 @@ def plain_backward(model: nn.Module, batch: Batch) -> float:
 
 def dp_backward(model: nn.Module, batch: Batch, threads: ReplicaThreads) -> float:
     """DataParallel's step: outputs gathered and the loss made on device 0."""
-    with threads.devices.ledger.phase("gathered"), threads.busy_on(0):
+    with threads.devices.ledger.phase("gathered"), threads.count_busy(0):
         loss = summed_loss(data_parallel(model, (batch[0],), threads), batch[1])
         (loss / batch[1].numel()).backward()
     return loss.item()
@@ -124,10 +124,10 @@ def allocator_rise_bytes(
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         if threads is not None:
             # In turn: side by side, now and then one thread goes without its events.
-            threads.run_in_turn([_profiler_in_thread("27enable")] * len(threads.busy_s), "forward")
+            threads.run_sequentially([_profiler_in_thread("27enable")] * len(threads.busy_s), "forward")
         step()
         if threads is not None:
-            threads.run_in_turn([_profiler_in_thread("28disable")] * len(threads.busy_s), "forward")
+            threads.run_sequentially([_profiler_in_thread("28disable")] * len(threads.busy_s), "forward")
     trace = folder / "trace.json"
     recorded.export_chrome_trace(str(trace))
     events = json.loads(trace.read_text())["traceEvents"]

@@ -8,13 +8,13 @@ from rankdeck.strategies.base import Batch, LossSum
 from rankdeck.strategies.ddp import Ddp
 from rankdeck.training import worker
 
-_whole = Ddp.forward_backward
+_synced_forward_backward = Ddp.forward_backward
 
 
-def _alone(self: Ddp, batch: Batch, scale: float, *, last: bool) -> LossSum:
-    return _whole(self, batch, scale, last=False)
+def _unsynced_forward_backward(self: Ddp, batch: Batch, scale: float, *, last: bool) -> LossSum:
+    return _synced_forward_backward(self, batch, scale, last=False)
 
 
 if __name__ == "__main__":
-    with mock.patch.object(Ddp, "forward_backward", _alone):
+    with mock.patch.object(Ddp, "forward_backward", _unsynced_forward_backward):
         worker.main()

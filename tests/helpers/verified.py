@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankdeck import events
-from rankdeck.base.phrases import Said
+from rankdeck.base.phrases import PhraseSource
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.race import RaceEntry
 from rankdeck.run.verified import verified_text
@@ -27,19 +27,19 @@ VERIFIED = {
 """By outcome."""
 
 
-def verified_as(outcome: str, one: PlanLine) -> PlanLine:
+def with_verification(outcome: str, one: PlanLine) -> PlanLine:
     """The line, with what a rehearsal found."""
-    one.verified, one.verified_outcome = _said(outcome, one.phrases), outcome
+    one.verified, one.verified_outcome = _format(outcome, one.phrases), outcome
     return one
 
 
-def raced_as(outcome: str, one: RaceEntry) -> RaceEntry:
+def with_race_verification(outcome: str, one: RaceEntry) -> RaceEntry:
     """The entry, with what its run found."""
-    one.verified, one.verified_outcome = _said(outcome, one.phrases), outcome
+    one.verified, one.verified_outcome = _format(outcome, one.phrases), outcome
     return one
 
 
-def _said(outcome: str, phrases: dict[str, Said]) -> str:
+def _format(outcome: str, phrases: dict[str, PhraseSource]) -> str:
     said = verified_text(VERIFIED[outcome])
-    phrases[str(said)] = Said(said.template, said.plain_arguments())
+    phrases[str(said)] = PhraseSource(said.template, said.plain_arguments())
     return str(said)

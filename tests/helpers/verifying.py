@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from rankdeck.config import from_text
-from rankdeck.parallel.tensor.split_plan import KnownModel
+from rankdeck.parallel.tensor.split_plan import ModelAnalysis
 from rankdeck.training import workload as workloads
-from rankdeck.training.verify.before_run import event_of
-from rankdeck.training.verify.check import EqualityCheck, Result
+from rankdeck.training.verify.before_run import verified_event
+from rankdeck.training.verify.check import CheckResult, EqualityCheck
 from tests.helpers.ranks import RankSet
 
 MODELS = Path(__file__).with_name("deviating.py")
@@ -35,11 +35,11 @@ def check(
     """
     config = from_text(toml, folder=Path.cwd())
     num_devices = config.selection.count or 1
-    alone = config.strategy_card.one_process
+    alone = config.strategy_spec.one_process
     with (
-        mock.patch.multiple("rankdeck.training.verify.budget", LEAST_S=budget_s, SHARE_OF_RUN=0.0),
-        mock.patch("rankdeck.training.assembly.refuse_optimizer"),
-        mock.patch("rankdeck.training.verify.check._FP64_WEIGHTS", most_fp64_weights),
+        mock.patch.multiple("rankdeck.training.verify.budget", MIN_BUDGET_S=budget_s, SHARE_OF_RUN=0.0),
+        mock.patch("rankdeck.training.assembly.check_optimizer"),
+        mock.patch("rankdeck.training.verify.check._MAX_FP64_WEIGHTS", most_fp64_weights),
         mock.patch("psutil.virtual_memory", lambda: SimpleNamespace(available=memory_bytes)),
     ):
         one = EqualityCheck(
@@ -48,15 +48,15 @@ def check(
             world_size=1 if alone else dist.get_world_size(),
             devices=[torch.device("cpu")] * (num_devices if alone else 1),
             num_devices=num_devices,
-            known=KnownModel(),
-            full=full,
+            analysis=ModelAnalysis(),
+            is_full=full,
             beat=beat,
         )
         return as_facts(one.run())
 
 
-def as_facts(result: Result) -> dict[str, Any]:
-    event = event_of(result)
+def as_facts(result: CheckResult) -> dict[str, Any]:
+    event = verified_event(result)
     return {
         "outcome": event.outcome,
         "cause": event.cause,
@@ -67,13 +67,13 @@ def as_facts(result: Result) -> dict[str, Any]:
         "steps": event.steps,
         "why": event.why,
         "layers": event.layers,
-        "has_drawn": result.has_drawn,
+        "has_drawn": result.uses_random,
     }
 
 
-def checked(rank_set: RankSet, toml: str, **more: Any) -> dict[str, Any]:
+def check_on_ranks(rank_set: RankSet, toml: str, **more: Any) -> dict[str, Any]:
     """The same where one process drives all devices, and on the ranks of a set; every rank found the same."""
-    if from_text(toml, folder=Path.cwd()).strategy_card.one_process:
+    if from_text(toml, folder=Path.cwd()).strategy_spec.one_process:
         return check(toml, **more)
     found = rank_set.call("tests.helpers.verifying:check", toml=toml, **more)
     assert all(one == found[0] for one in found)

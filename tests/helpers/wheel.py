@@ -7,7 +7,7 @@ from PySide6.QtGui import QWheelEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QWidget
 
-from tests.helpers.app_window import settle
+from tests.helpers.app_window import process_events
 
 
 def is_under_pointer(widget: QWidget) -> bool:
@@ -22,10 +22,10 @@ def wheel_over(widget: QWidget, notches: int = -1, *, ctrl: bool = False) -> Non
     at = QPointF(widget.mapTo(window, widget.rect().center()))
     modifiers = keys if ctrl else Qt.KeyboardModifier.NoModifier
     QTest.wheelEvent(window.windowHandle(), at, QPoint(0, 120 * notches), QPoint(), modifiers)
-    settle()
+    process_events()
 
 
-def takes_wheel(widget: QWidget, notches: int = -1) -> bool:
+def consumes_wheel(widget: QWidget, notches: int = -1) -> bool:
     """Whether a widget keeps a wheel for itself, seen or not."""
     at = QPointF(widget.rect().center())
     event = QWheelEvent(

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankdeck import events, rundir
+from rankdeck import events, run_dir
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.config.script import ScriptConfig
-from rankdeck.rundir import EventWriter, RunDir
+from rankdeck.run_dir import EventWriter, RunDir
 
 MIB = 2**20
 
@@ -39,8 +39,10 @@ class WrittenRun:
     """A run being written. Its lock is held until `end` or `lose`."""
 
     def __init__(self, runs: Path, name: str = "gpt-dp", config: Mapping[str, Any] | None = None) -> None:
-        hidden = rundir.create(runs, self._config(runs, name, config or {}), environment={"title": name})
-        path = rundir.final_path(hidden)
+        hidden = run_dir.create_run_dir(
+            runs, self._config(runs, name, config or {}), environment={"title": name}
+        )
+        path = run_dir.final_path(hidden)
         hidden.path.rename(path)
         self.dir = RunDir(path)
         self.started = time.time()
@@ -68,7 +70,7 @@ class WrittenRun:
             self._writers[key] = self.dir.writer(name, attempt)
         return self._writers[key]
 
-    def begin(
+    def start(
         self,
         world_size: int = 1,
         devices: Sequence[events.DeviceInfo] | None = None,
@@ -95,7 +97,7 @@ class WrittenRun:
             )
         )
 
-    def steps(
+    def write_steps(
         self,
         rank: int,
         first: int,
@@ -121,7 +123,7 @@ class WrittenRun:
             )
         )
 
-    def memory(
+    def write_memory(
         self, rank: int, step: int, by_kind: Mapping[int, Mapping[str, int]], *, attempt: int = 0
     ) -> None:
         """A sampled step: the peak of each device by kind."""
@@ -144,10 +146,10 @@ class WrittenRun:
 
     def end(self, outcome: str = "completed", exit_code: int = 0, reason: str | None = None) -> None:
         """The guard's last word, then the lock goes."""
-        self.say_last_word(outcome, exit_code, reason)
+        self.write_exit_record(outcome, exit_code, reason)
         self.lose()
 
-    def say_last_word(self, outcome: str, exit_code: int = 0, reason: str | None = None) -> None:
+    def write_exit_record(self, outcome: str, exit_code: int = 0, reason: str | None = None) -> None:
         word = {"outcome": outcome, "exit_code": exit_code, "ended": time.time(), "reason": reason}
         (self.path / "end.json").write_text(json.dumps(word), encoding="utf-8")
 
@@ -161,7 +163,7 @@ class WrittenRun:
             self._lock = -1
 
 
-def backdated(path: Path, lines: Iterable[tuple[float, events.Event]]) -> None:
+def write_backdated(path: Path, lines: Iterable[tuple[float, events.Event]]) -> None:
     """Appends events as if they had been written at the given Unix times; the file must be new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:

@@ -21,7 +21,7 @@ class WrittenScript(WrittenRun):
         table = {"run": "train.py", "folder": str(runs.parent), "python": "/usr/bin/python3", **config}
         return ScriptConfig(name=name, script=ScriptTable(**table))
 
-    def launch(
+    def start_script(
         self,
         ranks: int = 1,
         devices: Sequence[events.DeviceInfo] | None = None,
@@ -44,7 +44,7 @@ class WrittenScript(WrittenRun):
             )
         )
 
-    def see(
+    def observe_rank(
         self,
         rank: int = 0,
         *,
@@ -62,7 +62,7 @@ class WrittenScript(WrittenRun):
         )
         writer.write(events.Observed(rank=rank, script="train.py", **seen))
 
-    def step(
+    def write_step_line(
         self,
         rank: int,
         first: int,
@@ -93,7 +93,9 @@ class WrittenScript(WrittenRun):
             )
         )
 
-    def hold(self, rank: int, by_kind: Mapping[str, int], *, step: int = 3, attempt: int = 0) -> None:
+    def write_owner_memory(
+        self, rank: int, by_kind: Mapping[str, int], *, step: int = 3, attempt: int = 0
+    ) -> None:
         """What the owners that were found hold on the rank's device."""
         held = sum(by_kind.values())
         device = events.DeviceMemory(rank, held, held, live_by_kind=dict(by_kind))
@@ -101,7 +103,7 @@ class WrittenScript(WrittenRun):
             events.Memory(rank=rank, step=step, source=events.OWNERS_SEEN, devices=[device])
         )
 
-    def log(
+    def write_logged(
         self,
         rank: int = 0,
         *,
@@ -124,7 +126,7 @@ class WrittenScript(WrittenRun):
             )
         )
 
-    def finish(
+    def end_script(
         self, status: int = 0, outcome: str | None = None, reason: str | None = None, *, attempt: int = 0
     ) -> None:
         """The supervisor's last word with what the script exited with, then the guard's."""

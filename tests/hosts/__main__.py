@@ -18,11 +18,11 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from tests.faults.record import Recorded
-from tests.helpers.host_network import HostNetwork, why_no_ssh, why_not
-from tests.helpers.tree import PRODUCT
-from tests.hosts.faults import FAKETIME, GONE_S, KINDS, NAMES, Trial, Trials
+from tests.helpers.checkout import PRODUCT
+from tests.helpers.host_network import HostNetwork, ssh_unavailable_reason, unavailable_reason
+from tests.hosts.faults import EXIT_TIMEOUT_S, FAKETIME, KINDS, NAMES, Trial, TrialRunner
 
-SEED, EACH = 20_261_127, 20
+SEED, TRIALS_PER_KIND = 20_261_127, 20
 _HEAD = """\
 # What breaks of a run over several hosts, and what is told of it
 
@@ -46,10 +46,10 @@ This page is written by it.
 """
 
 
-def page(trials: Sequence[Trial], seed: int) -> str:
+def format_page(trials: Sequence[Trial], seed: int) -> str:
     right, took_s = sum(not one.wrong for one in trials), sum(one.took_s for one in trials)
     lines = [
-        _HEAD.format(gone=GONE_S),
+        _HEAD.format(gone=EXIT_TIMEOUT_S),
         f"{datetime.date.today().isoformat()}, seed {seed}: {len(trials)} trials, {right} right, "
         f"{took_s / 60:.0f} minutes.",
         "",
@@ -74,14 +74,18 @@ def page(trials: Sequence[Trial], seed: int) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hosts")
-    parser.add_argument("--each", type=int, default=EACH, help="trials of every kind")
+    parser.add_argument("--each", type=int, default=TRIALS_PER_KIND, help="trials of every kind")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--only", default="", help="kinds whose names hold this")
     parser.add_argument("--cache", type=Path, default=Path(".make/host-faults"), help="what is done so far")
     parser.add_argument("--again", action="store_true", help="try again what was wrong")
     parser.add_argument("--page", type=Path, help="where the page is written")
     asked = parser.parse_args()
-    if reason := why_not() or why_no_ssh() or ("" if FAKETIME else "libfaketime is missing"):
+    if (
+        reason := unavailable_reason()
+        or ssh_unavailable_reason()
+        or ("" if FAKETIME else "libfaketime is missing")
+    ):
         print(f"There can be no hosts here: {reason}.", file=sys.stderr)
         return 3
     done = Recorded(asked.cache / f"trials.{asked.seed}.jsonl", Trial, lambda one: f"{one.kind} {one.seed}")
@@ -96,23 +100,23 @@ def main() -> int:
         try:
             network.up()
             os.environ.update(network.environment)
-            trials = Trials(network, Path(place, "here"))
+            trials = TrialRunner(network, Path(place, "here"))
             for seed in range(asked.seed, asked.seed + asked.each):
                 for kind in KINDS:
                     if asked.only in kind and f"{kind} {seed}" not in done:
-                        one = trials.try_out(seed, kind)
+                        one = trials.run_trial(seed, kind)
                         done.add(one)
-                        _print(one)
+                        _print_trial(one)
         finally:
             network.down()
-    text = page([*done], asked.seed)
+    text = format_page([*done], asked.seed)
     if asked.page is not None:
         asked.page.write_text(text, encoding="utf-8")
     print(text)
     return int(any(one.wrong for one in done))
 
 
-def _print(one: Trial) -> None:
+def _print_trial(one: Trial) -> None:
     where = f"{one.host}, step {one.step}{', goes on' if one.goes_on else ''}"
     print(f"{'wrong' if one.wrong else 'right'}  {one.kind} ({where}): {one.took_s} s", flush=True)
     for what in one.wrong:

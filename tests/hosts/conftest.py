@@ -9,32 +9,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.host_network import HostNetwork, why_no_ssh, why_not
+from tests.helpers.host_network import HostNetwork, ssh_unavailable_reason, unavailable_reason
 
 
 @pytest.fixture
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostNetwork]:
     """Two hosts, which commands here reach by their names."""
-    if reason := why_no_ssh():
+    if reason := ssh_unavailable_reason():
         pytest.skip(reason)
-    yield from _made(tmp_path, monkeypatch, 2)
+    yield from _make_network(tmp_path, monkeypatch, 2)
 
 
 @pytest.fixture
 def bare_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostNetwork]:
     """The same; where ssh is missing, commands here enter them past the network."""
-    yield from _made(tmp_path, monkeypatch, 2)
+    yield from _make_network(tmp_path, monkeypatch, 2)
 
 
 @pytest.fixture
 def network_of_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostNetwork]:
-    if reason := why_no_ssh():
+    if reason := ssh_unavailable_reason():
         pytest.skip(reason)
-    yield from _made(tmp_path, monkeypatch, 3)
+    yield from _make_network(tmp_path, monkeypatch, 3)
 
 
-def _made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_hosts: int) -> Iterator[HostNetwork]:
-    if reason := why_not():
+def _make_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_hosts: int) -> Iterator[HostNetwork]:
+    if reason := unavailable_reason():
         pytest.skip(reason)
     made = HostNetwork(tmp_path / "network", [f"box{number}" for number in range(1, num_hosts + 1)])
     runtime = tempfile.mkdtemp(prefix="rd-", dir="/tmp")  # a short path, for sockets

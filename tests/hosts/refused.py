@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.helpers.cli import rankdeck
-from tests.helpers.host_network import Host, HostNetwork
+from tests.helpers.host_network import HostNetwork, NetworkHost
 from tests.helpers.host_runs import HostRun
 from tests.helpers.waiting import wait_until
 
-_END_S = 60.0
-_HIDES = """\
+_END_TIMEOUT_S = 60.0
+_IMPORT_BLOCKER = """\
 import importlib.metadata as metadata
 import sys
 
@@ -34,35 +34,35 @@ metadata.distributions = lambda **more: [one for one in every(**more) if one.met
 """Of a Python that has no such package."""
 
 
-_LACKS = {"torch is missing": "torch", "a package of Rankdeck's is missing": "msgspec"}
-_EQUAL = "equal hostnames"
-REFUSED = ("another torch", *_LACKS, _EQUAL)
+_MISSING_PACKAGES = {"torch is missing": "torch", "a package of Rankdeck's is missing": "msgspec"}
+_EQUAL_HOSTNAMES = "equal hostnames"
+REFUSED = ("another torch", *_MISSING_PACKAGES, _EQUAL_HOSTNAMES)
 
 
-def refused(
-    kind: str, network: HostNetwork, host: Host, folder: Path, job: Sequence[str], *, by_hand: bool
+def run_refused_job(
+    kind: str, network: HostNetwork, host: NetworkHost, folder: Path, job: Sequence[str], *, by_hand: bool
 ) -> tuple[str, tuple[str, ...]]:
     """What is said of such a host, and what has to be in it. `folder` is for what it has beside its own."""
-    if kind == _EQUAL:
+    if kind == _EQUAL_HOSTNAMES:
         words = ("a host of that name is there", "RANKDECK_HOST=NAME")
         return _equal_hostnames(network, host, job), words
     folder.mkdir(parents=True)
-    if kind in _LACKS:
-        (folder / "sitecustomize.py").write_text(_HIDES.replace("NAME", _LACKS[kind]))
-        words, by_hand = (host.name, _LACKS[kind]), False
+    if kind in _MISSING_PACKAGES:
+        (folder / "sitecustomize.py").write_text(_IMPORT_BLOCKER.replace("NAME", _MISSING_PACKAGES[kind]))
+        words, by_hand = (host.name, _MISSING_PACKAGES[kind]), False
     else:
         facts = folder / "torch-2.12.1.dist-info"
         facts.mkdir()
         (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.12.1\n")
         words = ("torch", "2.12.1")
-    host.give(folder)
+    host.configure(folder)
     try:
-        return (_by_hand if by_hand else _from_desk)(network, job), words
+        return (_run_by_hand if by_hand else _run_from_client)(network, job), words
     finally:
-        host.give()
+        host.configure()
 
 
-def _equal_hostnames(network: HostNetwork, host: Host, job: Sequence[str]) -> str:
+def _equal_hostnames(network: HostNetwork, host: NetworkHost, job: Sequence[str]) -> str:
     """What is said on a host that is called as the first one."""
     hosts = [*network.hosts.values()]
     host = hosts[1] if host is hosts[0] else host  # which has the name first
@@ -70,24 +70,24 @@ def _equal_hostnames(network: HostNetwork, host: Host, job: Sequence[str]) -> st
     run = HostRun(hosts, *job)
     index = hosts.index(host)
     try:
-        wait_until(lambda: run.commands[index].poll() is not None, deadline_s=_END_S)
+        wait_until(lambda: run.commands[index].poll() is not None, deadline_s=_END_TIMEOUT_S)
         for other in hosts:
             other.execute("sh", "-c", "pkill -INT -f '[r]ankdeck train'; true")
-        run.codes(_END_S)
-        return run.said(index)
+        run.exit_codes(_END_TIMEOUT_S)
+        return run.output_of(index)
     finally:
         host.execute("hostname", host.name)
         run.end()
 
 
-def _from_desk(network: HostNetwork, job: Sequence[str]) -> str:
-    return rankdeck("train", *job, "--hosts", ",".join(network.hosts), code=3).err
+def _run_from_client(network: HostNetwork, job: Sequence[str]) -> str:
+    return rankdeck("train", *job, "--hosts", ",".join(network.hosts), exit_code=3).err
 
 
-def _by_hand(network: HostNetwork, job: Sequence[str]) -> str:
+def _run_by_hand(network: HostNetwork, job: Sequence[str]) -> str:
     run = HostRun([*network.hosts.values()], *job)
     try:
-        run.codes(_END_S)
-        return run.said(0)
+        run.exit_codes(_END_TIMEOUT_S)
+        return run.output_of(0)
     finally:
         run.end()

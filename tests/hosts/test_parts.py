@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.checkpoint_files import Checkpoint, newest_whole
-from rankdeck.run.fold import read_fold
-from rankdeck.rundir import RunDir, list_folder
-from tests.helpers.cli import rankdeck, rankdeck_here
+from rankdeck.checkpoint_files import Checkpoint, newest_intact
+from rankdeck.run.run_state import read_run_state
+from rankdeck.run_dir import RunDir, list_folder
+from tests.helpers.cli import rankdeck, rankdeck_in_process
 from tests.helpers.host_network import HostNetwork
-from tests.helpers.host_runs import apart, differences, processes
+from tests.helpers.host_runs import process_titles, weight_and_loss_difference, weight_difference
 from tests.helpers.waiting import wait_until
 
 _DIGITS = ("digits-mlp", "--set", "train.evaluate_every=0", "--set", "train.steps=20")
@@ -28,24 +28,24 @@ _GPT = (
 _TINY = ("--set", "model.args={ layers = 4, width = 16, heads = 2, context = 16 }")
 
 
-def of_hosts(network: HostNetwork) -> tuple[str, ...]:
+def hosts_override(network: HostNetwork) -> tuple[str, ...]:
     return ("--set", f"hosts.use={[*network.hosts]}")
 
 
-def same_as_here(network: HostNetwork, here: Path, devices: int, *job: str) -> None:
+def check_same_as_local(network: HostNetwork, here: Path, devices: int, *job: str) -> None:
     """Trained on the hosts with a rank each, or more, and on so many devices of this one."""
     each = devices // len(network.hosts)
-    told = rankdeck("train", *job, "--devices", f"cpu:{each}", *of_hosts(network), "--json").json
+    told = rankdeck("train", *job, "--devices", f"cpu:{each}", *hosts_override(network), "--json").json
     assert told["outcome"] == "completed", told
-    rankdeck_here("train", *job, "--devices", f"cpu:{devices}", "--runs", here, code=0)
+    rankdeck_in_process("train", *job, "--devices", f"cpu:{devices}", "--runs", here, exit_code=0)
     head = next(iter(network.hosts.values()))
     (there,), (run,) = list_folder(head.runs), list_folder(here)
-    assert max(differences(there, run)) <= 2e-6
-    assert [processes(host) for host in network.hosts.values()] == [[]] * len(network.hosts)
+    assert max(weight_and_loss_difference(there, run)) <= 2e-6
+    assert [process_titles(host) for host in network.hosts.values()] == [[]] * len(network.hosts)
 
 
-def test_it_trains_what_one_host_does(network: HostNetwork, tmp_path: Path) -> None:
-    same_as_here(network, tmp_path / "here", 2, *_DIGITS, "--strategy", "ddp")
+def test_two_hosts_train_the_same_as_one(network: HostNetwork, tmp_path: Path) -> None:
+    check_same_as_local(network, tmp_path / "here", 2, *_DIGITS, "--strategy", "ddp")
 
 
 @pytest.mark.slow
@@ -59,19 +59,19 @@ def test_it_trains_what_one_host_does(network: HostNetwork, tmp_path: Path) -> N
         ("hybrid", ("strategy.data=3", "strategy.shard=2"), 6),
     ],
 )
-def test_three_hosts_train_what_one_does(
+def test_three_hosts_train_the_same_as_one(
     network_of_three: HostNetwork, tmp_path: Path, strategy: str, options: tuple[str, ...], devices: int
 ) -> None:
     job = [*_GPT, *_TINY, "--strategy", strategy]
     for option in options:
         job += ["--set", option]
-    same_as_here(network_of_three, tmp_path / "here", devices, *job)
+    check_same_as_local(network_of_three, tmp_path / "here", devices, *job)
 
 
-def test_a_host_that_cannot_do_its_part_is_named_and_nothing_is_left(network: HostNetwork) -> None:
-    job = ("train", *_DIGITS, "--strategy", "ddp", *of_hosts(network))
+def test_a_host_without_rankdeck_is_reported_and_no_run_starts(network: HostNetwork) -> None:
+    job = ("train", *_DIGITS, "--strategy", "ddp", *hosts_override(network))
     network.hosts["box2"].program.unlink()
-    told = rankdeck(*job, "--devices", "cpu:1", code=3)
+    told = rankdeck(*job, "--devices", "cpu:1", exit_code=3)
     assert "There is no rankdeck on box2." in told.err and "rankdeck --host box2 install" in told.err
     assert not network.hosts["box1"].runs.exists()
 
@@ -80,36 +80,36 @@ _FSDP = ("digits-mlp", "--strategy", "fsdp", "--set", "train.evaluate_every=0")
 _LONG = (*_FSDP, "--set", "train.checkpoint_every=20", "--set", "train.steps=100")
 
 
-def test_a_run_that_was_cut_off_goes_on_on_its_hosts_and_on_one_alone(
+def test_a_broken_run_resumes_on_its_hosts_and_on_one_host(
     network: HostNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     box1, box2 = network.hosts.values()
     few = (*_LONG, "--devices", "cpu:1")
-    begun = rankdeck("train", *few, "--hosts", "box1,box2", "--detach", "--json", code=0).json
+    begun = rankdeck("train", *few, "--hosts", "box1,box2", "--detach", "--json", exit_code=0).json
     (head,) = wait_until(lambda: list_folder(box1.runs))
     (part,) = wait_until(lambda: list_folder(box2.runs))
     assert head.name == part.name == begun["run"]
-    wait_until(lambda: newest_whole(head.checkpoints_folder)[0], deadline_s=60)
+    wait_until(lambda: newest_intact(head.checkpoints_folder)[0], deadline_s=60)
     box2.execute("pkill", "-9", "-f", "rankdeck rank")
-    wait_until(lambda: head.end() is not None and not head.is_alive(), deadline_s=30)
+    wait_until(lambda: head.exit_record() is not None and not head.is_alive(), deadline_s=30)
     assert head.outcome() == "failed"
     # Either host could go on alone: the other's shards are there.
-    step = newest_whole(head.checkpoints_folder)[0].step
-    assert Checkpoint(part.checkpoints_folder / str(step)).damage() is None
+    step = newest_intact(head.checkpoints_folder)[0].step
+    assert Checkpoint(part.checkpoints_folder / str(step)).find_damage() is None
     shutil.copytree(part.path, tmp_path / "alone" / part.name)
     alone = ("--devices", "cpu:2", "--set", "hosts.use=[]", "--trust")
-    rankdeck_here("resume", tmp_path / "alone" / part.name, *alone, code=0)
+    rankdeck_in_process("resume", tmp_path / "alone" / part.name, *alone, exit_code=0)
     # What a host has lost comes from the other one.
     min((part.checkpoints_folder / str(step)).glob("shard-00001*")).unlink()
     shard = min((head.checkpoints_folder / str(step)).glob("shard-00002*"))
     shard.write_bytes(b"damaged")
-    told = rankdeck("resume", head.name, "--hosts", "box1,box2", code=0)
+    told = rankdeck("resume", head.name, "--hosts", "box1,box2", exit_code=0)
     assert "completed  100/100 steps" in told.out and "SIGKILL" not in told.out + told.err
-    rankdeck_here("train", *_LONG, "--devices", "cpu:2", "--runs", tmp_path / "whole", code=0)
+    rankdeck_in_process("train", *_LONG, "--devices", "cpu:2", "--runs", tmp_path / "whole", exit_code=0)
     (whole,) = list_folder(tmp_path / "whole")
-    assert differences(whole, head) == (0, 0)
-    assert apart(whole, RunDir(tmp_path / "alone" / part.name)) == 0
-    fold = read_fold(head)
+    assert weight_and_loss_difference(whole, head) == (0, 0)
+    assert weight_difference(whole, RunDir(tmp_path / "alone" / part.name)) == 0
+    fold = read_run_state(head)
     assert fold.step == 100 and len(fold.column("loss")) == 100
-    assert [processes(host) for host in network.hosts.values()] == [[], []]
+    assert [process_titles(host) for host in network.hosts.values()] == [[], []]

@@ -11,59 +11,61 @@ import pytest
 
 import rankdeck as rankdeck_here
 from rankdeck.base.errors import MachineError
-from rankdeck.remote.following import RemoteRun
-from rankdeck.remote.link import Link
+from rankdeck.remote.link import HostLink
+from rankdeck.remote.remote_run import RemoteRun
 from tests.helpers.cli import rankdeck
 from tests.helpers.host_network import HostNetwork
-from tests.helpers.remote_runs import Writing, steps_in
+from tests.helpers.run_writer import RunWriter, written_steps
 from tests.helpers.waiting import wait_until
 
 _SHORT = ("train", "digits-mlp", "--set", "train.steps=20", "--devices", "cpu:1")
 
 
-def test_a_run_trains_there_and_is_shown_here(network: HostNetwork) -> None:
+def test_a_run_on_a_host_is_trained_and_shown(network: HostNetwork) -> None:
     box = network.hosts["box1"]
-    trained = rankdeck("--host", "box1", *_SHORT, "--json", code=0).json
+    trained = rankdeck("--host", "box1", *_SHORT, "--json", exit_code=0).json
     assert trained["outcome"] == "completed" and trained["steps"] == 20
     (run,) = box.runs.iterdir()
     assert run.name == trained["run"] and (run / "weights.safetensors").exists()
-    shown = rankdeck("--host", "box1", "show", "last", "--json", code=0).json
+    shown = rankdeck("--host", "box1", "show", "last", "--json", exit_code=0).json
     assert shown["loss"] == trained["loss"] and shown["path"] == str(run)
-    assert "There is no run yet" in rankdeck("--host", "box2", "runs", code=0).err
-    assert rankdeck("--host", "box2", "--version", code=0).out.startswith("rankdeck ")
+    assert "There is no run yet" in rankdeck("--host", "box2", "runs", exit_code=0).err
+    assert rankdeck("--host", "box2", "--version", exit_code=0).out.startswith("rankdeck ")
 
 
 @pytest.mark.parametrize(
     "cut_s", [1.0, *(pytest.param(seconds, marks=pytest.mark.slow) for seconds in (6.0, 20.0, 60.0))]
 )
-def test_a_cut_of_the_cable_loses_and_doubles_nothing(network: HostNetwork, cut_s: float) -> None:
+def test_a_network_cut_loses_and_repeats_no_events(network: HostNetwork, cut_s: float) -> None:
     box = network.hosts["box1"]
-    writing = Writing(box.runs)
+    writing = RunWriter(box.runs)
     try:
         with RemoteRun("box1", "last") as followed:
             copy = followed.copy()
-            wait_until(lambda: len(steps_in(copy)) > 500)
-            box.cut_off()
+            wait_until(lambda: len(written_steps(copy)) > 500)
+            box.unplug()
             began_s = time.monotonic()
-            wait_until(lambda: time.monotonic() - began_s > cut_s, deadline_s=cut_s + 5, every_s=0.1)
-            seen = len(steps_in(copy))
+            wait_until(lambda: time.monotonic() - began_s > cut_s, deadline_s=cut_s + 5, interval_s=0.1)
+            seen = len(written_steps(copy))
             assert followed.link.age_s() > cut_s - 1.5 and seen < writing.num_steps
-            box.plug_back()
-            wait_until(lambda: len(steps_in(copy)) > seen + 1000 and followed.link.age_s() < 3, deadline_s=60)
+            box.plug_in()
+            wait_until(
+                lambda: len(written_steps(copy)) > seen + 1000 and followed.link.age_s() < 3, deadline_s=60
+            )
             writing.end()
             wait_until(lambda: copy.outcome() == "completed", deadline_s=30)
-            assert steps_in(copy) == list(range(1, writing.num_steps + 1))
+            assert written_steps(copy) == list(range(1, writing.num_steps + 1))
     finally:
         writing.end()
 
 
-def refusal(name: str) -> MachineError:
-    with pytest.raises(MachineError) as caught, Link(name, lambda *_: None) as link:
+def connection_error_of(name: str) -> MachineError:
+    with pytest.raises(MachineError) as caught, HostLink(name, lambda *_: None) as link:
         _poll_until(link, lambda: link.is_up, deadline_s=40)
     return caught.value
 
 
-def _poll_until(link: Link, condition: Callable[[], object], deadline_s: float = 10) -> None:
+def _poll_until(link: HostLink, condition: Callable[[], object], deadline_s: float = 10) -> None:
     def polled() -> object:
         link.poll(0.05)
         return condition()
@@ -71,52 +73,52 @@ def _poll_until(link: Link, condition: Callable[[], object], deadline_s: float =
     wait_until(polled, deadline_s=deadline_s)
 
 
-def test_what_ssh_says_of_a_host_that_it_does_not_reach_is_told_in_words(network: HostNetwork) -> None:
+def test_ssh_errors_are_explained(network: HostNetwork) -> None:
     one, other = network.hosts["box1"], network.hosts["box2"]
-    assert "no host called nowhere" in refusal("nowhere").message
+    assert "no host called nowhere" in connection_error_of("nowhere").message
     one.program.unlink()
-    assert refusal("box1").message == "There is no rankdeck on box1."
+    assert connection_error_of("box1").message == "There is no rankdeck on box1."
     (one.folder / "authorized").write_text("")
-    _forget(one.name)
-    assert "does not let you in" in refusal("box1").message
+    _close_shared_connection(one.name)
+    assert "does not let you in" in connection_error_of("box1").message
     known = network.folder / "known_hosts"
     known.write_text("".join(line for line in known.read_text().splitlines(True) if "box2" not in line))
-    assert "is not known here" in refusal("box2").message
-    other.kill()
-    network_is_gone = refusal("box2").message
+    assert "is not known here" in connection_error_of("box2").message
+    other.power_off()
+    network_is_gone = connection_error_of("box2").message
     assert "box2 cannot be reached" in network_is_gone
 
 
-def _forget(name: str) -> None:
+def _close_shared_connection(name: str) -> None:
     from rankdeck.remote import ssh
 
-    ssh.forget_shared(name)
+    ssh.close_shared_connection(name)
 
 
-def test_connections_share_one_and_the_far_end_leaves_with_them(network: HostNetwork) -> None:
+def test_links_share_one_connection_and_servers_exit_with_them(network: HostNetwork) -> None:
     box = network.hosts["box1"]
     links = []
     try:
         for _ in range(3):
-            links.append(Link("box1", lambda *_: None))
+            links.append(HostLink("box1", lambda *_: None))
             _poll_until(links[-1], lambda: links[-1].is_up)
     except BaseException:
         for link in links:
             link.close()
         raise
-    assert _processes(box.execute("ps", "-eo", "args"), "serve --stdio") == 3
+    assert _count_processes(box.execute("ps", "-eo", "args"), "serve --stdio") == 3
     assert (box.folder / "sshd.log").read_text().count("Accepted publickey") == 1
     for link in links:
         link.close()
-    wait_until(lambda: not _processes(box.execute("ps", "-eo", "args"), "serve --stdio"))
+    wait_until(lambda: not _count_processes(box.execute("ps", "-eo", "args"), "serve --stdio"))
 
 
-def _processes(listed: str, words: str) -> int:
+def _count_processes(listed: str, words: str) -> int:
     return sum(words in line for line in listed.splitlines())
 
 
 @pytest.mark.slow
-def test_one_command_installs_it_there_beside_libraries_that_are_there(network: HostNetwork) -> None:
+def test_install_uses_libraries_that_the_host_already_has(network: HostNetwork) -> None:
     """The host's environment sees this one's libraries: nothing is downloaded."""
     box = network.hosts["box1"]
     box.program.unlink()
@@ -126,12 +128,12 @@ def test_one_command_installs_it_there_beside_libraries_that_are_there(network: 
     (their,) = own.glob("lib/python*/site-packages")
     box.execute(str(own / "bin" / "python"), "-m", "pip", "uninstall", "--yes", "setuptools")  # an older one
     (their / "libraries.pth").write_text(f"{here}\n")
-    asked = rankdeck("--host", "box1", "runs", code=3)
+    asked = rankdeck("--host", "box1", "runs", exit_code=3)
     assert "There is no rankdeck on box1." in asked.err and "rankdeck --host box1 install" in asked.err
-    done = rankdeck("--host", "box1", "install", "--no-index", code=0)
+    done = rankdeck("--host", "box1", "install", "--no-index", exit_code=0)
     assert done.err.splitlines()[-1] == f"box1 has rankdeck {rankdeck_here.__version__} now."
     told = box.execute(str(own / "bin" / "python"), "-P", "-c", "import rankdeck; print(rankdeck.__file__)")
     assert Path(told.strip()).is_relative_to(their)
-    assert rankdeck("--host", "box1", *_SHORT, "--json", code=0).json["outcome"] == "completed"
-    refused = rankdeck("--host", "box1", "install", "--python", "/nowhere/python", code=3)
+    assert rankdeck("--host", "box1", *_SHORT, "--json", exit_code=0).json["outcome"] == "completed"
+    refused = rankdeck("--host", "box1", "install", "--python", "/nowhere/python", exit_code=3)
     assert "could not be installed on box1" in refused.err

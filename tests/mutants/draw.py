@@ -37,10 +37,10 @@ _NOT_MEANT = re.compile(
 """Operators that want arguments, and those whose results nobody could miss or nobody could see."""
 
 TESTS_OF = {
-    "base": ("engine/base", "engine/test_rundir.py"),
+    "base": ("engine/base", "engine/test_run_dir.py"),
     "checkpoint": ("engine/checkpoint",),
     "cli": ("engine/cli", "engine/telemetry", "e2e/test_cli.py", "e2e/test_plan.py"),
-    "config": ("engine/config", "engine/test_rundir.py", "engine/launch/test_choose.py"),
+    "config": ("engine/config", "engine/test_run_dir.py", "engine/launch/test_device_selection.py"),
     "data": ("engine/data", "engine/training/test_oracle.py"),
     "diagnose": ("engine/diagnose",),
     "launch": ("engine/launch", "e2e/test_faults.py"),
@@ -50,9 +50,9 @@ TESTS_OF = {
     "planner": ("engine/planner",),
     "profiling": ("engine/profiling", "engine/strategies/test_pipeline_memory.py"),
     "run": ("engine/run", "test_reading_runs.py"),
-    "rundir": ("engine/test_rundir.py", "engine/test_events.py"),
+    "run_dir": ("engine/test_run_dir.py", "engine/test_events.py"),
     "strategies": ("engine/strategies", "engine/training/test_oracle.py"),
-    "telemetry": ("engine/telemetry", "engine/launch/test_choose.py"),
+    "telemetry": ("engine/telemetry", "engine/launch/test_device_selection.py"),
     "torch_compat": ("engine/torch_compat", "engine/memory", "engine/planner"),
     "training": (
         "engine/training",
@@ -61,7 +61,7 @@ TESTS_OF = {
         "engine/strategies/test_memory.py",
         "engine/strategies/test_hugging_face.py",
     ),
-    "events": ("engine/test_events.py", "engine/test_rundir.py", "test_reading_runs.py"),
+    "events": ("engine/test_events.py", "engine/test_run_dir.py", "test_reading_runs.py"),
     "checkpoint_files": ("engine/checkpoint",),
 }
 """Where a room's tests lie, files or folders below tests/."""

@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.helpers import processes
-from tests.helpers.tree import CHECKOUT
+from tests.helpers.checkout import CHECKOUT
 from tests.mutants import table
 from tests.mutants.breaks import ENGINE, Break, drawn, fixed
 
@@ -102,7 +102,7 @@ class Tree:
             started.communicate()
             return "timeout"
         finally:
-            processes.end(processes.marked_by(f"{_MARK}={mark}"))
+            processes.kill_processes(processes.find_marked(f"{_MARK}={mark}"))
         if started.returncode in _PASSES:
             return None
         if started.returncode in _FAILURES:

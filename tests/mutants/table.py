@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.tree import CHECKOUT
+from tests.helpers.checkout import CHECKOUT
 from tests.mutants.breaks import Break, drawn
 
 PAGE = CHECKOUT / "docs" / "mutants.md"

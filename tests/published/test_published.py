@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.helpers.tree import CHECKOUT
+from tests.helpers.checkout import CHECKOUT
 from tests.published.page import line
 from tests.published.table import Planned, load, planned
 

@@ -12,8 +12,8 @@ import pyqtgraph as pg
 from PySide6.QtWidgets import QApplication, QWidget
 
 from rankdeck_app.views.dashboard.page import RunPage
-from tests.helpers.app_window import close_app, open_app, open_run, settle, wait_for
-from tests.helpers.shown_texts import texts
+from tests.helpers.app_window import close_app, open_app, open_run, process_events, wait_for
+from tests.helpers.shown_texts import visible_texts
 from tests.snapshots.said import Recorded
 
 _DRAWN = (
@@ -40,15 +40,15 @@ def all_drawn(recorded: Recorded) -> Iterator[tuple[str, str]]:
             wait_for(partial(_is_drawn, page), 30, f"the dashboard of {run.name}")
             yield f"{recorded.short(run)}/dashboard.txt", recorded.neutral(_settled(page))
             app.window.editor.close_all()
-            settle()
+            process_events()
     finally:
         close_app(app)
 
 
 def _is_drawn(page: RunPage) -> bool:
     shown = [card for card in page.cards.values() if card.isVisibleTo(page)]
-    is_read = bool(page.run.outcome) and not page.run.has_more and not page._pending
-    return is_read and bool(shown) and all(card.made_body is not None for card in shown)
+    is_read = bool(page.run.outcome) and not page.run.has_unread and not page._pending
+    return is_read and bool(shown) and all(card.built_body is not None for card in shown)
 
 
 def _settled(page: RunPage) -> str:
@@ -64,10 +64,10 @@ def _settled(page: RunPage) -> str:
 
 def _drawn(page: RunPage) -> str:
     """Line by line, in an order that does not depend on how widgets are nested."""
-    lines = sorted({text for _, text in texts(page)})
+    lines = sorted({text for _, text in visible_texts(page)})
     for name, card in sorted(page.cards.items()):
-        if card.made_body is not None:
-            lines += (f"{name}: {curve}" for curve in sorted(_curves(card.made_body)))
+        if card.built_body is not None:
+            lines += (f"{name}: {curve}" for curve in sorted(_curves(card.built_body)))
     return "\n".join(lines) + "\n"
 
 

@@ -22,8 +22,8 @@ import typer
 
 import rankdeck
 from rankdeck.cli.app import app
-from rankdeck.rundir import is_run
-from tests.helpers.cli import rankdeck_here
+from rankdeck.run_dir import is_run
+from tests.helpers.cli import rankdeck_in_process
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 RUNS = "/recorded/runs"
@@ -104,11 +104,11 @@ def _races(recorded: Recorded) -> Iterator[tuple[str, str]]:
 
 
 def _json(recorded: Recorded, *words: str | Path) -> str:
-    return recorded.neutral(rankdeck_here(*words, "--json", env=_of(recorded)).out)
+    return recorded.neutral(rankdeck_in_process(*words, "--json", env=_of(recorded)).out)
 
 
 def _text(recorded: Recorded, *words: str | Path) -> str:
-    return recorded.neutral(rankdeck_here(*words, env=_of(recorded)).out)
+    return recorded.neutral(rankdeck_in_process(*words, env=_of(recorded)).out)
 
 
 def _of(recorded: Recorded) -> dict[str, str]:

@@ -19,61 +19,63 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tests.helpers.tree import PRODUCT
-from tests.verify_breaks.right import cases
-from tests.verify_breaks.rows import Case, CheckedBreak, breaks
-from tests.verify_breaks.table import Found, judge, judge_right, tables
-from tests.verify_breaks.worlds import Job, Worlds
+from tests.helpers.checkout import PRODUCT
+from tests.verify_breaks.right import correct_cases
+from tests.verify_breaks.rows import Case, CheckedBreak, load_breaks
+from tests.verify_breaks.table import BreakResult, format_tables, judge_break, judge_correct_case
+from tests.verify_breaks.worlds import CheckPool, Job
 
 T = TypeVar("T")
 
 
 def main() -> int:
-    asked = _asked()
+    asked = _parse_args()
     sys.path[:0] = PRODUCT.split(":")
-    found = _right(asked) if asked.right else _broken(asked)
+    found = _check_correct_cases(asked) if asked.right else _check_breaks(asked)
     if asked.out is not None:
-        asked.out.write_text("".join(json.dumps(one.as_row()) + "\n" for one in found))
-    print(tables(found))
+        asked.out.write_text("".join(json.dumps(one.as_json()) + "\n" for one in found))
+    print(format_tables(found))
     return int(any(one.is_bad for one in found))
 
 
-def _broken(asked: argparse.Namespace) -> list[Found]:
-    rows = _chosen(breaks(), lambda row: f"{row.of}: {row.name}: {row.case.name}", asked)
+def _check_breaks(asked: argparse.Namespace) -> list[BreakResult]:
+    rows = _select(load_breaks(), lambda row: f"{row.of}: {row.name}: {row.case.name}", asked)
 
     def case_of(row: CheckedBreak) -> Case:
         is_own = asked.alone is not None
         return dataclasses.replace(row.case, precision=asked.alone, in_own=True) if is_own else row.case
 
-    controls = {row.case.name: case_of(row) for row in rows if row.is_of_the_engine}
+    controls = {row.case.name: case_of(row) for row in rows if row.is_in_engine}
     jobs = [Job(case) for case in controls.values()] * asked.controls
     return _run([*jobs, *(Job(case_of(row), row) for row in rows)], asked)
 
 
-def _right(asked: argparse.Namespace) -> list[Found]:
-    return _run([Job(case) for case in _chosen(cases(), lambda case: case.name, asked)], asked)
+def _check_correct_cases(asked: argparse.Namespace) -> list[BreakResult]:
+    return _run([Job(case) for case in _select(correct_cases(), lambda case: case.name, asked)], asked)
 
 
-def _run(jobs: list[Job], asked: argparse.Namespace) -> list[Found]:
-    found: list[Found] = []
-    with Worlds(asked.jobs) as worlds:
+def _run(jobs: list[Job], asked: argparse.Namespace) -> list[BreakResult]:
+    found: list[BreakResult] = []
+    with CheckPool(asked.jobs) as worlds:
         for job, outcome, seconds in worlds.run(jobs):
-            broken = job.broken
+            broken = job.checked_break
             found.append(
-                judge_right(job.case, outcome, seconds) if broken is None else judge(broken, outcome, seconds)
+                judge_correct_case(job.case, outcome, seconds)
+                if broken is None
+                else judge_break(broken, outcome, seconds)
             )
-            print(found[-1].line(), flush=True)
+            print(found[-1].text(), flush=True)
     return found
 
 
-def _chosen(all_of_them: list[T], name_of: Callable[[T], str], asked: argparse.Namespace) -> list[T]:
+def _select(all_of_them: list[T], name_of: Callable[[T], str], asked: argparse.Namespace) -> list[T]:
     chosen = [one for one in all_of_them if any(part in name_of(one) for part in asked.only)]
     if asked.drawn:
         chosen = random.Random(asked.seed).sample(chosen, min(asked.drawn, len(chosen)))
     return chosen
 
 
-def _asked() -> argparse.Namespace:
+def _parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.verify_breaks")
     parser.add_argument("--right", action="store_true", help="right combinations, which must be quiet")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[""], help="parts of names")

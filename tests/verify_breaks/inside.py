@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.helpers.waiting import CHECK_S
+from tests.helpers.waiting import CHECK_TIMEOUT_S
 from tests.verify_breaks.rows import Case
 
-_ROOMS = ("training.worker", "training.verify.before_run", "training.workload")
+_ENGINE_MODULES = ("training.worker", "training.verify.before_run", "training.workload")
 
 
 def import_engine() -> None:
     """All that ranks would import each for itself."""
-    for room in _ROOMS:
+    for room in _ENGINE_MODULES:
         importlib.import_module(f"rankdeck.{room}")
     from rankdeck.config.catalog import STRATEGIES
 
@@ -52,7 +52,7 @@ def _check(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     import torch.distributed as dist
 
     from rankdeck.config import from_text
-    from rankdeck.parallel.tensor.split_plan import KnownModel
+    from rankdeck.parallel.tensor.split_plan import ModelAnalysis
     from rankdeck.training import workload as workloads
     from rankdeck.training.verify import budget
     from rankdeck.training.verify.check import EqualityCheck
@@ -63,18 +63,18 @@ def _check(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     config = from_text(case.toml, folder=Path.cwd())
-    budget.LEAST_S = CHECK_S
+    budget.MIN_BUDGET_S = CHECK_TIMEOUT_S
     one = EqualityCheck(
         workloads.load(config),
         rank=rank,
         world_size=ranks,
         devices=[torch.device("cpu")] * (1 if ranks > 1 else case.num_devices),
         num_devices=case.num_devices,
-        known=KnownModel(),
+        analysis=ModelAnalysis(),
     )
     with contextlib.ExitStack() as stack:
         if case.in_own:
-            stack.enter_context(mock.patch("rankdeck.training.verify.check._FP64_WEIGHTS", 0))
+            stack.enter_context(mock.patch("rankdeck.training.verify.check._MAX_FP64_WEIGHTS", 0))
         facts = as_facts(one.run())
     if ranks > 1:
         dist.barrier()  # a rank that ends takes its connections with it

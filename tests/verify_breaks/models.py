@@ -36,7 +36,7 @@ def mlp_on_digits() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 10))
 
 
-OWN = {
+USER_MODELS = {
     "own/mlp_on_digits": Entry("own", "mlp_on_digits", f"{__name__}:mlp_on_digits", "digits"),
     "own/mlp_on_others_at_each_reading": Entry(
         "own",

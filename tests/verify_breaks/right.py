@@ -24,7 +24,7 @@ _MODELS = (
     "own_loss_weighted", "returns_nested", "penalty_on_a_weight", "parameters_of_no_dims",
     "squeeze_and_excite", "detector",
 )  # fmt: skip
-_OTHERS = (
+_OTHER_ENTRIES = (
     "data/masked", "data/ragged_batches", "data/translation", "data/segmentation", "data/with_lengths",
     "data/uneven_tail", "data/tail_in_parts", "data/wholly_masked_step", "losses/focal",
     "losses/class_weights", "losses/gaussian_likelihood", "losses/weighted_samples",
@@ -37,15 +37,15 @@ _OTHERS = (
 )  # fmt: skip
 _PRECISIONS = (("fp64", False), ("fp32", False), ("fp32", True), ("bf16", False), ("bf16", True))
 """With the computation in fp64 where that is not the run's own, and without it."""
-_EACH = 3
+_CASES_PER_SETTING = 3
 """Of each setting in each precision."""
 
 
-def cases() -> list[Case]:
+def correct_cases() -> list[Case]:
     """Some are refused by the engine, whose strategy cannot take the model: those count nothing."""
     entries = itertools.cycle(
         entry
-        for pair in itertools.zip_longest((f"models/{name}" for name in _MODELS), _OTHERS)
+        for pair in itertools.zip_longest((f"models/{name}" for name in _MODELS), _OTHER_ENTRIES)
         for entry in pair
         if entry is not None
     )
@@ -54,5 +54,5 @@ def cases() -> list[Case]:
         for precision, in_own in _PRECISIONS
         for setting in SETTINGS
         if setting != "single"
-        for _ in range(_EACH)
+        for _ in range(_CASES_PER_SETTING)
     ]

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutants.breaks import Break
-from tests.verify_breaks.models import OWN
-from tests.zoo.registry import Entry, entries
+from tests.verify_breaks.models import USER_MODELS
+from tests.zoo.registry import Entry, all_entries
 from tests.zoo.strategies import SETTINGS
 
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class CheckedBreak(Break):
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def is_of_the_engine(self) -> bool:
+    def is_in_engine(self) -> bool:
         return bool(self.file)
 
     @property
@@ -66,7 +66,7 @@ class Case:
     @property
     def changed(self) -> Entry:
         """The entry as it is trained here."""
-        return dataclasses.replace({**entries(), **OWN}[self.entry], **self.changes)
+        return dataclasses.replace({**all_entries(), **USER_MODELS}[self.entry], **self.changes)
 
     @property
     def toml(self) -> str:
@@ -84,13 +84,13 @@ class Case:
         return SETTINGS[self.setting].num_devices
 
 
-def breaks() -> list[CheckedBreak]:
+def load_breaks() -> list[CheckedBreak]:
     """All pages beside this file."""
-    pages = sorted(_HERE.glob("*.toml"))
-    return [_break(row) for page in pages for row in tomllib.loads(page.read_text("utf-8"))["break"]]
+    pages = sorted(_FOLDER.glob("*.toml"))
+    return [_parse_break(row) for page in pages for row in tomllib.loads(page.read_text("utf-8"))["break"]]
 
 
-def _break(row: dict[str, Any]) -> CheckedBreak:
+def _parse_break(row: dict[str, Any]) -> CheckedBreak:
     known = {one.name for one in dataclasses.fields(CheckedBreak)}
     assert row.keys() <= known, row.keys() - known
     row = {"file": "", "old": "", "new": "", **row, "causes": tuple(row["causes"])}

@@ -14,7 +14,7 @@ _KINDS = ("found", "other class", "missed", "refused before", "broke otherwise",
 
 
 @dataclass(frozen=True)
-class Found:
+class BreakResult:
     """`kind` of a break: found (with a right class), other class, missed, refused before (by the engine in a
     sentence), broke otherwise (an exception, or ranks that hang), harmless. Of a right combination: quiet,
     alarm, refused before, broke otherwise, unchecked."""
@@ -26,16 +26,16 @@ class Found:
     seconds: float
     is_bad: bool = False
 
-    def line(self) -> str:
+    def text(self) -> str:
         return f"{self.seconds:5.1f} s  {self.kind:15}  {self.of}: {self.name}  [{self.said}]"
 
-    def as_row(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-def judge(row: CheckedBreak, outcome: dict[str, Any], seconds: float) -> Found:
+def judge_break(row: CheckedBreak, outcome: dict[str, Any], seconds: float) -> BreakResult:
     """What came of a break."""
-    kind, said = _said(outcome)
+    kind, said = _verdict_of(outcome)
     if kind == "quiet" or kind == "unchecked":
         kind = "harmless" if row.harmless else "missed"
         said = f"{row.harmless} / {said}" if row.harmless else said
@@ -43,16 +43,16 @@ def judge(row: CheckedBreak, outcome: dict[str, Any], seconds: float) -> Found:
         kind = "found" if outcome["cause"] in row.causes else "other class"
     if kind == "other class":
         said += f", not {' or '.join(row.causes)}"
-    return Found(row.of, f"{row.name}, {row.case.name}", kind, said, seconds, kind == "missed")
+    return BreakResult(row.of, f"{row.name}, {row.case.name}", kind, said, seconds, kind == "missed")
 
 
-def judge_right(case: Case, outcome: dict[str, Any], seconds: float) -> Found:
+def judge_correct_case(case: Case, outcome: dict[str, Any], seconds: float) -> BreakResult:
     """What came of a case in which nothing is broken."""
-    kind, said = _said(outcome)
-    return Found("right", case.name, kind, said, seconds, kind == "alarm")
+    kind, said = _verdict_of(outcome)
+    return BreakResult("right", case.name, kind, said, seconds, kind == "alarm")
 
 
-def _said(outcome: dict[str, Any]) -> tuple[str, str]:
+def _verdict_of(outcome: dict[str, Any]) -> tuple[str, str]:
     if "hung" in outcome:
         return "broke otherwise", f"hung: {outcome['hung'][-300:]}"
     if "error" in outcome:
@@ -66,7 +66,7 @@ def _said(outcome: dict[str, Any]) -> tuple[str, str]:
     return "quiet", f"{words}, {outcome['largest']:.1e} in {outcome['precision']}"
 
 
-def tables(found: Sequence[Found]) -> str:
+def format_tables(found: Sequence[BreakResult]) -> str:
     """How many of each kind, by what was broken."""
     groups = sorted({one.of for one in found})
     kinds = [kind for kind in (*_KINDS, "quiet", "alarm", "unchecked") if any(o.kind == kind for o in found)]
@@ -75,10 +75,10 @@ def tables(found: Sequence[Found]) -> str:
     for group in [*groups, "all"]:
         numbers = [sum(counts[of, kind] for of in groups if group in (of, "all")) for kind in kinds]
         rows.append(f"| {group} | {sum(numbers)} | {' | '.join(map(str, numbers))} |")
-    return "\n".join(rows) + "\n" + _shares(found)
+    return "\n".join(rows) + "\n" + _format_ratios(found)
 
 
-def _shares(found: Sequence[Found]) -> str:
+def _format_ratios(found: Sequence[BreakResult]) -> str:
     """Of the breaks that reached the check."""
     kinds = Counter(one.kind for one in found)
     reached = kinds["found"] + kinds["other class"] + kinds["missed"]

@@ -27,15 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.tree import CHECKOUT
-from tests.helpers.waiting import with_load
+from tests.helpers.checkout import CHECKOUT
+from tests.helpers.waiting import scale_timeout
 from tests.mutants.breaks import ENGINE
 from tests.verify_breaks.rows import Case, CheckedBreak
 
 _DEADLINE_S = 45.0
-_WITHOUT_IT_S = 2.0
+_FAILURE_GRACE_S = 2.0
 """How long the others are waited for once a rank has failed."""
-_OURS = ("rankdeck", "tests")
+_PROJECT_PACKAGES = ("rankdeck", "tests")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -44,32 +44,32 @@ class Job:
     """A case, and what is broken in it if anything is."""
 
     case: Case
-    broken: CheckedBreak | None = None
+    checked_break: CheckedBreak | None = None
 
 
 Outcome = dict[str, Any]
 """What rank 0 found (inside.py), or {"error"} of the first rank that failed, or {"hung"}."""
 
 
-class Worlds:
+class CheckPool:
     """Runs jobs, some at a time. This process imports torch, and must not have imported the engine."""
 
     def __init__(self, num_jobs: int) -> None:
         assert not any(name.partition(".")[0] == "rankdeck" for name in sys.modules)
         self._num_jobs = num_jobs
         self._folder = Path(tempfile.mkdtemp(prefix="breaks-"))
-        for name in self._needed():
+        for name in self._find_imports():
             importlib.import_module(name)
         gc.collect()
         gc.freeze()
 
-    def __enter__(self) -> Worlds:
+    def __enter__(self) -> CheckPool:
         return self
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _needed(self) -> list[str]:
+    def _find_imports(self) -> list[str]:
         """What a check imports beside the engine."""
         file = self._folder / "needed.json"
         pid = os.fork()
@@ -79,7 +79,11 @@ class Worlds:
 
                 inside.check(Case("models/lm_small", "model x2"), 0, self._folder)
                 inside.check(Case("models/unet", "model x2"), 0, self._folder)
-                names = [name for name in sys.modules if name.partition(".")[0] not in (*_OURS, "__main__")]
+                names = [
+                    name
+                    for name in sys.modules
+                    if name.partition(".")[0] not in (*_PROJECT_PACKAGES, "__main__")
+                ]
                 specs = [name for name in names if getattr(sys.modules[name], "__spec__", None) is not None]
                 file.write_text(json.dumps(specs))
             finally:
@@ -100,7 +104,7 @@ class Worlds:
             for pid, (job, folder, started_s) in list(running.items()):
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     del running[pid]
-                    yield job, _outcome(job, folder), time.monotonic() - started_s
+                    yield job, _read_outcome(job, folder), time.monotonic() - started_s
                     shutil.rmtree(folder, ignore_errors=True)
             time.sleep(0.01)
 
@@ -118,17 +122,17 @@ def _start(job: Job, folder: Path) -> int:
     if pid:
         return pid
     try:
-        _become_world(job, folder)
+        _run_job(job, folder)
     finally:
         os._exit(1)
 
 
-def _become_world(job: Job, folder: Path) -> None:
+def _run_job(job: Job, folder: Path) -> None:
     """Import the engine, fork the ranks and wait for them, for some time only."""
     with (folder / "stderr").open("wb") as file:
         os.dup2(file.fileno(), 2)
-    if job.broken is not None and job.broken.is_of_the_engine:
-        sys.meta_path.insert(0, _Changed(job.broken))
+    if job.checked_break is not None and job.checked_break.is_in_engine:
+        sys.meta_path.insert(0, _PatchingLoader(job.checked_break))
     from tests.verify_breaks import inside
 
     inside.import_engine()
@@ -141,13 +145,13 @@ def _become_world(job: Job, folder: Path) -> None:
             finally:
                 os._exit(0)
         ranks[pid] = rank
-    end_s = time.monotonic() + with_load(_DEADLINE_S)
+    end_s = time.monotonic() + scale_timeout(_DEADLINE_S)
     while ranks:
         pid, _ = os.waitpid(-1, os.WNOHANG)
         if pid:
             rank = ranks.pop(pid)
-            if "error" in _said(folder, rank):
-                end_s = min(end_s, time.monotonic() + with_load(_WITHOUT_IT_S))
+            if "error" in _read_rank_outcome(folder, rank):
+                end_s = min(end_s, time.monotonic() + scale_timeout(_FAILURE_GRACE_S))
         elif time.monotonic() > end_s:
             for pid in ranks:
                 os.kill(pid, signal.SIGKILL)
@@ -157,13 +161,13 @@ def _become_world(job: Job, folder: Path) -> None:
     os._exit(0)
 
 
-def _said(folder: Path, rank: int) -> Outcome:
+def _read_rank_outcome(folder: Path, rank: int) -> Outcome:
     file = folder / f"rank-{rank}.json"
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def _outcome(job: Job, folder: Path) -> Outcome:
-    said = [_said(folder, rank) for rank in range(job.case.num_ranks)]
+def _read_outcome(job: Job, folder: Path) -> Outcome:
+    said = [_read_rank_outcome(folder, rank) for rank in range(job.case.num_ranks)]
     errors = [one for one in said if "error" in one]
     if errors:  # what the others say follows from it: a refusal of one is torch's error of another
         return next((one for one in errors if one["is_refusal"]), errors[0])
@@ -172,11 +176,11 @@ def _outcome(job: Job, folder: Path) -> Outcome:
     return {"hung": (folder / "stderr").read_text(errors="replace")[-1000:] or "no rank answered in time"}
 
 
-class _Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+class _PatchingLoader(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
     """Finds one module of the engine, and gives its source with the break in it."""
 
     def __init__(self, one: CheckedBreak) -> None:
-        self._one = one
+        self._break = one
         name = one.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         super().__init__(f"rankdeck.{name}", str(CHECKOUT / ENGINE / one.file))
 
@@ -187,4 +191,4 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoade
 
     def get_code(self, fullname: str) -> Any:
         source = Path(self.path).read_text("utf-8")
-        return compile(self._one.applied_to(source), self.path, "exec", dont_inherit=True)
+        return compile(self._break.applied_to(source), self.path, "exec", dont_inherit=True)

@@ -12,27 +12,29 @@ from pathlib import Path
 
 import torch
 
-from tests.zoo.cache import Cache, Result
-from tests.zoo.check import KINDS, Wanted, check, drawn, due
-from tests.zoo.page import write
+from tests.zoo.cache import ResultCache, ZooResult
+from tests.zoo.check import KINDS, RunFilter, due_runs, run_all, shuffle_runs
+from tests.zoo.page import format_page
 
 
 def main() -> int:
-    asked = _asked()
+    asked = _parse_args()
     torch.set_num_threads(1)
-    wanted = Wanted(asked.only, tuple((kind, getattr(asked, kind)) for kind in KINDS if getattr(asked, kind)))
-    cache = Cache(asked.cache, asked.page)
-    runs = wanted.runs()
+    wanted = RunFilter(
+        asked.only, tuple((kind, getattr(asked, kind)) for kind in KINDS if getattr(asked, kind))
+    )
+    cache = ResultCache(asked.cache, asked.page)
+    runs = wanted.list_runs()
     if asked.seed is not None:
-        todo = drawn(asked.seed, runs)
+        todo = shuffle_runs(asked.seed, runs)
     else:
-        todo = [] if asked.only_page else due(runs, cache, again=asked.again)
+        todo = [] if asked.only_page else due_runs(runs, cache, again=asked.again)
     print(f"{len(runs)} runs, {len(todo)} to do", flush=True)
-    done = check(todo, cache, limit_s=asked.limit_s, told=_tell)
+    done = run_all(todo, cache, limit_s=asked.limit_s, on_result=_print_result)
     results = (
         done if asked.seed is not None else [one for run in runs if (one := cache.get(*run)) is not None]
     )
-    page = write(results, len(runs))
+    page = format_page(results, len(runs))
     if wanted.is_all and asked.seed is None:
         asked.page.write_text(page)
     else:
@@ -41,7 +43,7 @@ def main() -> int:
     return int(any(result.is_bad for result in results))
 
 
-def _asked() -> argparse.Namespace:
+def _parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo")
     names = {"type": lambda text: text.split(","), "default": ()}
     parser.add_argument("--only", help="parts of the names of settings: ddp,pipeline", **names)
@@ -56,8 +58,8 @@ def _asked() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _tell(result: Result) -> None:
-    print(f"{result.seconds:6.2f} s  {result.line()}", flush=True)
+def _print_result(result: ZooResult) -> None:
+    print(f"{result.seconds:6.2f} s  {result.text()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.helpers.tree import CHECKOUT
+from tests.helpers.checkout import CHECKOUT
 from tests.zoo import grid
 from tests.zoo.compare import Outcome
-from tests.zoo.registry import OF_THE_ENGINE, Entry
+from tests.zoo.registry import ENGINE_LOSSES, Entry
 from tests.zoo.strategies import Setting
 
-_ROOMS = (
+_ENGINE_PACKAGES = (
     "base",
     "checkpoint",
     "config",
@@ -34,7 +34,7 @@ _ROOMS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class ZooResult:
     """An outcome with what it is of; `is_current` says that nothing has changed since."""
 
     entry: str
@@ -47,7 +47,7 @@ class Result:
     def is_bad(self) -> bool:
         return self.outcome.kind in ("different", "failed")
 
-    def line(self) -> str:
+    def text(self) -> str:
         """As a person reads it."""
         outcome = self.outcome
         size = "" if outcome.difference is None or outcome.kind == "equal" else f" {outcome.difference:.1e}"
@@ -56,7 +56,7 @@ class Result:
         return f"{of}{size}{where} {outcome.reason[:200]}".rstrip()
 
 
-class Cache:
+class ResultCache:
     """Results by entry and setting, the newest of each."""
 
     def __init__(self, folder: Path, page: Path | None = None) -> None:
@@ -64,18 +64,18 @@ class Cache:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "results.jsonl"
         self._engine = engine_digest()
-        self._lines: dict[tuple[str, str], dict[str, object]] = {
+        self._rows: dict[tuple[str, str], dict[str, object]] = {
             (entry, setting): {"engine": "", "files": files, "seconds": 0.0, "outcome": vars(outcome)}
-            for entry, setting, files, outcome in (grid.read(page) if page is not None else ())
+            for entry, setting, files, outcome in (grid.parse_page(page) if page is not None else ())
         }
         for line in self._file.read_text().splitlines() if self._file.exists() else ():
             try:
                 told = json.loads(line)
             except json.JSONDecodeError:
                 continue  # it was cut off in the middle of a line
-            self._lines[told["entry"], told["setting"]] = told
+            self._rows[told["entry"], told["setting"]] = told
 
-    def put(self, entry: Entry, setting: Setting, outcome: Outcome, seconds: float) -> Result:
+    def put(self, entry: Entry, setting: Setting, outcome: Outcome, seconds: float) -> ZooResult:
         told: dict[str, object] = {
             "entry": entry.key,
             "setting": setting.name,
@@ -84,26 +84,26 @@ class Cache:
             "seconds": round(seconds, 2),
             "outcome": dataclasses.asdict(outcome),
         }
-        self._lines[entry.key, setting.name] = told
+        self._rows[entry.key, setting.name] = told
         with self._file.open("a") as file:
             file.write(json.dumps(told) + "\n")
-        return Result(entry.key, setting.name, outcome, is_current=True, seconds=seconds)
+        return ZooResult(entry.key, setting.name, outcome, is_current=True, seconds=seconds)
 
-    def get(self, entry: Entry, setting: Setting) -> Result | None:
+    def get(self, entry: Entry, setting: Setting) -> ZooResult | None:
         """None where it was never run as it is."""
-        told = self._lines.get((entry.key, setting.name))
+        told = self._rows.get((entry.key, setting.name))
         if told is None or not files_digest(entry).startswith(str(told["files"])):
             return None
         outcome = Outcome(**told["outcome"])  # type: ignore[arg-type]
         is_current = told["engine"] == self._engine
-        return Result(entry.key, setting.name, outcome, is_current, float(str(told["seconds"])))
+        return ZooResult(entry.key, setting.name, outcome, is_current, float(str(told["seconds"])))
 
 
 @functools.cache
 def engine_digest() -> str:
     """Of all that a run's weights depend on."""
     root = CHECKOUT / "engine/rankdeck"
-    return _digest(file for room in _ROOMS for file in sorted((root / room).rglob("*.py")))
+    return _digest(file for room in _ENGINE_PACKAGES for file in sorted((root / room).rglob("*.py")))
 
 
 @functools.cache
@@ -115,7 +115,7 @@ def _files_digest(text: str, modules: tuple[str, ...]) -> str:
 def files_digest(entry: Entry) -> str:
     """Of an entry and of the files that it names."""
     used = (entry.model, entry.data, entry.loss, str(entry.optimizer["use"]))
-    modules = {use.partition(":")[0] for use in used if use not in OF_THE_ENGINE and "tests." in use}
+    modules = {use.partition(":")[0] for use in used if use not in ENGINE_LOSSES and "tests." in use}
     return _files_digest(repr(entry), tuple(sorted({*modules, "tests.zoo.oracle", "tests.zoo.compare"})))
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from tests.zoo.cache import Cache, Result
-from tests.zoo.registry import Entry, entries
-from tests.zoo.runner import Runner
+from tests.zoo.cache import ResultCache, ZooResult
+from tests.zoo.registry import Entry, all_entries
+from tests.zoo.runner import ZooRunner
 from tests.zoo.strategies import SETTINGS, Setting
 
 Run = tuple[Entry, Setting]
@@ -22,18 +22,18 @@ KINDS = ("models", "losses", "optimizers", "data")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunFilter:
     """Parts of names: of settings, and of entries by their kind. Nothing said: all."""
 
     settings: Sequence[str] = ()
     names: tuple[tuple[str, Sequence[str]], ...] = ()
 
-    def runs(self) -> list[Run]:
+    def list_runs(self) -> list[Run]:
         """All entries under one setting, then under the next: `single` is the first."""
         kinds = dict(self.names)
         chosen = [
             entry
-            for entry in entries().values()
+            for entry in all_entries().values()
             if not kinds or any(part in entry.name for part in kinds.get(entry.kind, ()))
         ]
         settings = [
@@ -41,7 +41,7 @@ class Wanted:
             for setting in SETTINGS.values()
             if not self.settings or any(part in setting.name for part in self.settings)
         ]
-        settings.sort(key=lambda setting: setting.turn)
+        settings.sort(key=lambda setting: setting.order)
         return [(entry, setting) for setting in settings for entry in chosen]
 
     @property
@@ -49,7 +49,7 @@ class Wanted:
         return not (self.settings or self.names)
 
 
-def due(runs: Iterable[Run], cache: Cache, *, again: Sequence[str] = ()) -> list[Run]:
+def due_runs(runs: Iterable[Run], cache: ResultCache, *, again: Sequence[str] = ()) -> list[Run]:
     """Runs never done, then those of an older engine, the bad ones of them first. `again` are outcomes that
     are run again in any case, and nothing else."""
     known = [(run, cache.get(*run)) for run in runs]
@@ -61,17 +61,17 @@ def due(runs: Iterable[Run], cache: Cache, *, again: Sequence[str] = ()) -> list
     return never + bad + [run for run, result in older if not result.is_bad]
 
 
-def check(
+def run_all(
     runs: Sequence[Run],
-    cache: Cache | None = None,
+    cache: ResultCache | None = None,
     *,
     limit_s: float | None = None,
-    told: Callable[[Result], None] = lambda result: None,
-) -> list[Result]:
+    on_result: Callable[[ZooResult], None] = lambda result: None,
+) -> list[ZooResult]:
     """Do these runs in this order, as many as there is time for."""
-    done: list[Result] = []
+    done: list[ZooResult] = []
     end_s = None if limit_s is None else time.monotonic() + limit_s
-    with closing(Runner()) as runner:
+    with closing(ZooRunner()) as runner:
         for entry, setting in runs:
             started = time.monotonic()
             if end_s is not None and started > end_s:
@@ -79,19 +79,19 @@ def check(
             outcome = runner.run(entry, setting)
             seconds = time.monotonic() - started
             if cache is None:
-                done.append(Result(entry.key, setting.name, outcome, is_current=True, seconds=seconds))
+                done.append(ZooResult(entry.key, setting.name, outcome, is_current=True, seconds=seconds))
             else:
                 done.append(cache.put(entry, setting, outcome, seconds))
-            told(done[-1])
+            on_result(done[-1])
     return done
 
 
-def share(seed: int, limit_s: float, wanted: Wanted = Wanted()) -> list[Result]:
+def run_sample(seed: int, limit_s: float, wanted: RunFilter = RunFilter()) -> list[ZooResult]:
     """Runs drawn by a seed from all kinds alike, as many as there is time for."""
-    return check(drawn(seed, wanted.runs()), limit_s=limit_s)
+    return run_all(shuffle_runs(seed, wanted.list_runs()), limit_s=limit_s)
 
 
-def drawn(seed: int, runs: Sequence[Run]) -> list[Run]:
+def shuffle_runs(seed: int, runs: Sequence[Run]) -> list[Run]:
     """In an order of the seed's own, kinds taking turns."""
     generator = random.Random(seed)
     by_kind = {kind: [run for run in runs if run[0].kind == kind] for kind in KINDS}

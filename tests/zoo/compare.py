@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.helpers.tree import CHECKOUT
-from tests.zoo.oracle import Trained
+from tests.helpers.checkout import CHECKOUT
+from tests.zoo.oracle import OracleResult
 from tests.zoo.strategies import Setting
 
-BAR = 1e-9
+TOLERANCE = 1e-9
 STALE = "Weights are stale by the strategy's own nature."
 OUTCOMES = ("equal", "refused", "noted", "different", "failed")
-EXPLAINS_NOTHING = frozenset({"data-random", "batch-norm-tiny"})
+IRRELEVANT_NOTES = frozenset({"data-random", "batch-norm-tiny"})
 """Codes of notes about something else than the weights that a run ends with."""
 
 
@@ -52,17 +52,20 @@ class Outcome:
 
 
 def judge(
-    setting: Setting, expected: Trained, weights: Mapping[str, Tensor] | None, ranks: list[dict[str, Any]]
+    setting: Setting,
+    expected: OracleResult,
+    weights: Mapping[str, Tensor] | None,
+    ranks: list[dict[str, Any]],
 ) -> Outcome:
     """`ranks` is what each rank left, in the order of the ranks; {} for one that left nothing."""
-    notes = _notes(ranks)
+    notes = _collect_notes(ranks)
     errors = [rank for rank in ranks if "error" in rank]
     if errors or weights is None:
-        return _failure(errors, notes, ranks)
-    found = difference(expected, weights, _losses(ranks))
+        return _describe_failure(errors, notes, ranks)
+    found = find_difference(expected, weights, _sum_losses(ranks))
     outcome = Outcome("equal", found.size, found.where, notes=notes)
-    if not found.size <= BAR:  # also where it is no number
-        why = [(template, said) for code, template, said in notes if code not in EXPLAINS_NOTHING]
+    if not found.size <= TOLERANCE:  # also where it is no number
+        why = [(template, said) for code, template, said in notes if code not in IRRELEVANT_NOTES]
         if setting.is_stale:
             why.insert(0, (STALE, STALE))
         outcome.kind = "noted" if why else "different"
@@ -70,13 +73,15 @@ def judge(
     return outcome
 
 
-def _failure(errors: list[dict[str, Any]], notes: list[list[str]], ranks: list[dict[str, Any]]) -> Outcome:
+def _describe_failure(
+    errors: list[dict[str, Any]], notes: list[list[str]], ranks: list[dict[str, Any]]
+) -> Outcome:
     raw = [error for error in errors if not error["is_refusal"]]
     if raw:
         first = raw[0]
         detail = f"at {first['at']}\n{first['traceback']}"
         named = f"[{first['named']}] " if "named" in first else ""
-        return Outcome("failed", reason=named + _one_line(first["error"]), notes=notes, detail=detail)
+        return Outcome("failed", reason=named + _join_lines(first["error"]), notes=notes, detail=detail)
     if not errors:
         silent = [str(number) for number, rank in enumerate(ranks) if not rank]
         return Outcome(
@@ -84,26 +89,30 @@ def _failure(errors: list[dict[str, Any]], notes: list[list[str]], ranks: list[d
         )
     first = errors[0]
     detail = "\n".join(filter(None, (first.get("advice"), first.get("cause"))))
-    reason, template = _one_line(first["error"]), _one_line(first["template"])
+    reason, template = _join_lines(first["error"]), _join_lines(first["template"])
     return Outcome("refused", reason=reason, template=template, notes=notes, detail=detail)
 
 
-def difference(expected: Trained, weights: Mapping[str, Tensor], losses: list[float]) -> Difference:
+def find_difference(expected: OracleResult, weights: Mapping[str, Tensor], losses: list[float]) -> Difference:
     """Of weights relative to the largest change of any, of buffers and losses to their own size."""
-    if expected.last.keys() - weights.keys():
-        missing = sorted(expected.last.keys() - weights.keys())
+    if expected.final.keys() - weights.keys():
+        missing = sorted(expected.final.keys() - weights.keys())
         return Difference(float("inf"), f"missing: {', '.join(missing[:3])}")
-    change = max(_apart(expected.last[name], expected.first[name]) for name in expected.parameters)
-    found = [Difference(_loss_apart(expected.losses, losses), "loss")]
-    for name, tensor in expected.last.items():
+    change = max(
+        _max_difference(expected.final[name], expected.initial[name]) for name in expected.parameters
+    )
+    found = [Difference(_max_loss_difference(expected.losses, losses), "loss")]
+    for name, tensor in expected.final.items():
         if weights[name].shape != tensor.shape:
             return Difference(float("inf"), f"shape of {name}")
-        own = change if name in expected.parameters else max(_size(tensor), _size(expected.first[name]), 1e-3)
-        found.append(Difference(_apart(weights[name], tensor) / max(own, 1e-12), name))
+        own = (
+            change if name in expected.parameters else max(_size(tensor), _size(expected.initial[name]), 1e-3)
+        )
+        found.append(Difference(_max_difference(weights[name], tensor) / max(own, 1e-12), name))
     return max(found, key=lambda one: (one.size != one.size, one.size))
 
 
-def _apart(left: Tensor, right: Tensor) -> float:
+def _max_difference(left: Tensor, right: Tensor) -> float:
     if not left.numel():
         return 0.0
     if left.dtype != right.dtype and left.is_complex() != right.is_complex():
@@ -117,14 +126,14 @@ def _size(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() and tensor.dtype != torch.bool else 1.0
 
 
-def _loss_apart(expected: list[float], losses: list[float]) -> float:
+def _max_loss_difference(expected: list[float], losses: list[float]) -> float:
     if len(expected) != len(losses):
         return float("inf")
     size = max(1e-3, *map(abs, expected))
     return max(abs(left - right) for left, right in zip(expected, losses, strict=True)) / size
 
 
-def _losses(ranks: list[dict[str, Any]]) -> list[float]:
+def _sum_losses(ranks: list[dict[str, Any]]) -> list[float]:
     """Of each step, over all ranks that report."""
     telling = [rank for rank in ranks if rank.get("sums")]
     sums = [sum(step) for step in zip(*(rank["sums"] for rank in telling), strict=False)]
@@ -132,11 +141,11 @@ def _losses(ranks: list[dict[str, Any]]) -> list[float]:
     return [total / (count or 1.0) for total, count in zip(sums, counts, strict=False)]
 
 
-def _notes(ranks: list[dict[str, Any]]) -> list[list[str]]:
+def _collect_notes(ranks: list[dict[str, Any]]) -> list[list[str]]:
     found = {tuple(note): None for rank in ranks for note in rank.get("notes", ())}
     return [list(note) for note in found]
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     """Without the folder of this clone."""
     return " ".join(text.replace(f"{CHECKOUT}/", "").split())[:600]

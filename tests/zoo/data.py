@@ -19,7 +19,7 @@ SAMPLES = 48
 CLASSES = 5
 FEATURES = 12
 WORDS = 20
-IGNORED = -100
+IGNORE_INDEX = -100
 
 
 class Rows(Dataset[Any]):
@@ -111,25 +111,25 @@ def _next_words(words: Tensor) -> tuple[Tensor, Tensor]:
 @dataset("lm_small")
 def ragged() -> Rows:
     """Sentences of 2 to 8 words, filled up; what was filled up counts nothing."""
-    return Rows(_ragged_sentence)
+    return Rows(_make_ragged_sentence)
 
 
-def _ragged_sentence(generator: torch.Generator, index: int) -> tuple[Tensor, Tensor]:
+def _make_ragged_sentence(generator: torch.Generator, index: int) -> tuple[Tensor, Tensor]:
     words, targets = _next_words(below(generator, WORDS, 9))
     length = 2 + index * 5 % 7
     past = torch.arange(8) >= length
-    return words.masked_fill(past, 0), targets.masked_fill(past, IGNORED)
+    return words.masked_fill(past, 0), targets.masked_fill(past, IGNORE_INDEX)
 
 
 @dataset("lm_small")
 def ragged_batches() -> Joined:
     """As above, where each batch is as long as its own longest sentence."""
-    return Joined(_ragged_sentence, _up_to_longest)
+    return Joined(_make_ragged_sentence, _pad_to_longest)
 
 
-def _up_to_longest(rows: list[Any]) -> tuple[Tensor, Tensor]:
+def _pad_to_longest(rows: list[Any]) -> tuple[Tensor, Tensor]:
     words, targets = (torch.stack([row[part] for row in rows]) for part in (0, 1))
-    longest = int((targets != IGNORED).sum(1).max())
+    longest = int((targets != IGNORE_INDEX).sum(1).max())
     return words[:, :longest], targets[:, :longest]
 
 
@@ -140,7 +140,7 @@ def masked() -> Rows:
     def sample(generator: torch.Generator, index: int) -> tuple[Tensor, Tensor]:
         words, targets = _next_words(below(generator, WORDS, 9))
         hidden = torch.rand(8, generator=generator) < (1.0 if index % 3 == 0 else 0.6)
-        return words, targets.masked_fill(hidden, IGNORED)
+        return words, targets.masked_fill(hidden, IGNORE_INDEX)
 
     return Rows(sample)
 
@@ -151,7 +151,7 @@ def wholly_masked_step() -> Rows:
 
     def sample(generator: torch.Generator, index: int) -> tuple[Tensor, Tensor]:
         words, targets = _next_words(below(generator, WORDS, 9))
-        return words, torch.full_like(targets, IGNORED) if 16 <= index < 32 else targets
+        return words, torch.full_like(targets, IGNORE_INDEX) if 16 <= index < 32 else targets
 
     return Rows(sample)
 
@@ -161,8 +161,8 @@ def dict_with_labels() -> Rows:
     """A dict of the model's arguments, labels among them."""
 
     def sample(generator: torch.Generator, index: int) -> dict[str, Any]:
-        words, targets = _ragged_sentence(generator, index)
-        return {"ids": words, "mask": targets != IGNORED, "labels": targets}
+        words, targets = _make_ragged_sentence(generator, index)
+        return {"ids": words, "mask": targets != IGNORE_INDEX, "labels": targets}
 
     return Rows(sample)
 
@@ -270,12 +270,12 @@ def packed_sentences() -> Joined:
     """Sentences behind each other without padding: words, and the place of each in its sentence."""
 
     def join(rows: list[Any]) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        lengths = [int((targets != IGNORED).sum()) for _, targets in rows]
+        lengths = [int((targets != IGNORE_INDEX).sum()) for _, targets in rows]
         words = torch.cat([row[0][:length] for row, length in zip(rows, lengths, strict=True)])
         targets = torch.cat([row[1][:length] for row, length in zip(rows, lengths, strict=True)])
         return (words, torch.cat([torch.arange(length) for length in lengths])), targets
 
-    return Joined(_ragged_sentence, join)
+    return Joined(_make_ragged_sentence, join)
 
 
 @dataset("complex_net", "complex_squares")
@@ -305,7 +305,7 @@ def translation() -> Rows:
     """Two sentences, the second one up to each word that is wanted."""
 
     def sample(generator: torch.Generator, index: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        words, targets = _ragged_sentence(generator, index)
+        words, targets = _make_ragged_sentence(generator, index)
         return (below(generator, WORDS, 6), words), targets
 
     return Rows(sample)

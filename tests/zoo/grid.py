@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.zoo.compare import Outcome
-from tests.zoo.registry import entries
+from tests.zoo.registry import all_entries
 from tests.zoo.strategies import SETTINGS
 
 Reason = tuple[str, str]
@@ -27,57 +27,57 @@ _REASON = re.compile(r"- `(.)` \(\d+\) (.+)")
 _ROW = re.compile(r"(\w+/\w+) +([0-9a-f]{6}) (\S+)")
 
 
-def reason(outcome: Outcome) -> Reason:
+def outcome_reason(outcome: Outcome) -> Reason:
     """Of an outcome that has one; else with an empty text."""
     if outcome.kind == "equal":
         return "equal", ", ".join(code for code, _, _ in outcome.notes)
     return outcome.kind, outcome.template or outcome.reason
 
 
-def letters(outcomes: Iterable[Outcome]) -> dict[Reason, str]:
+def assign_letters(outcomes: Iterable[Outcome]) -> dict[Reason, str]:
     """A letter for each reason, those of each kind together, the most frequent first."""
-    counts = Counter(found for outcome in outcomes if (found := reason(outcome))[1])
+    counts = Counter(found for outcome in outcomes if (found := outcome_reason(outcome))[1])
     ordered = [one for kind in TITLES for one, _ in counts.most_common() if one[0] == kind]
     if len(ordered) > len(_LETTERS):
         raise ValueError(f"{len(ordered)} reasons, and {len(_LETTERS)} letters")
     return dict(zip(ordered, _LETTERS, strict=False))
 
 
-def reason_line(letter: str, number: int, text: str) -> str:
+def format_reason(letter: str, number: int, text: str) -> str:
     return f"- `{letter}` ({number}) {text}"
 
 
-def rows(outcomes: Mapping[tuple[str, str], Outcome], digests: Mapping[str, str]) -> list[str]:
+def format_rows(outcomes: Mapping[tuple[str, str], Outcome], digests: Mapping[str, str]) -> list[str]:
     """`outcomes` by entry and setting; `digests` are of the files of each entry."""
-    known = letters(outcomes.values())
+    known = assign_letters(outcomes.values())
     told = {entry for entry, _ in outcomes}
-    names = [name for name in entries() if name in told]
+    names = [name for name in all_entries() if name in told]
     width = max(map(len, names), default=0)
     found = []
     for name in names:
-        cells = (_cell(outcomes.get((name, setting)), known) for setting in SETTINGS)
+        cells = (_format_cell(outcomes.get((name, setting)), known) for setting in SETTINGS)
         found.append(f"{name:{width}} {digests[name][:6]} {''.join(cells)}")
     return found
 
 
-def _cell(outcome: Outcome | None, known: Mapping[Reason, str]) -> str:
+def _format_cell(outcome: Outcome | None, known: Mapping[Reason, str]) -> str:
     if outcome is None:
         return _UNKNOWN
-    return known.get(reason(outcome), _EQUAL if outcome.kind == "equal" else _BAD)
+    return known.get(outcome_reason(outcome), _EQUAL if outcome.kind == "equal" else _BAD)
 
 
-def read(page: Path) -> Iterator[tuple[str, str, str, Outcome]]:
+def parse_page(page: Path) -> Iterator[tuple[str, str, str, Outcome]]:
     """Entry, setting, the first characters of its files' digest, outcome: of each run that was not wrong."""
     lines = page.read_text().splitlines() if page.exists() else []
-    known = {_EQUAL: Outcome("equal")} | _reasons(lines)
+    known = {_EQUAL: Outcome("equal")} | _parse_reasons(lines)
     for line in lines:
-        if (row := _ROW.fullmatch(line)) and row[1] in entries() and len(row[3]) == len(SETTINGS):
+        if (row := _ROW.fullmatch(line)) and row[1] in all_entries() and len(row[3]) == len(SETTINGS):
             for setting, cell in zip(SETTINGS, row[3], strict=True):
                 if cell in known:
                     yield row[1], setting, row[2], known[cell]
 
 
-def _reasons(lines: Sequence[str]) -> dict[str, Outcome]:
+def _parse_reasons(lines: Sequence[str]) -> dict[str, Outcome]:
     kinds = {f"## {title}": kind for kind, title in TITLES.items()}
     found, kind = {}, ""
     for line in lines:

@@ -19,16 +19,16 @@ import torch.distributed as dist
 from rankdeck import events
 from rankdeck.base.errors import Problem, RankdeckError, TrainingError
 from rankdeck.config import from_text
-from rankdeck.diagnose.exceptions import describe
+from rankdeck.diagnose.exceptions import describe_exception
 from rankdeck.parallel.collectives.replica_threads import ReplicaError
-from rankdeck.parallel.tensor.split_plan import KnownModel
-from rankdeck.rundir import EventWriter
-from rankdeck.rundir.lines import decode_or_none
+from rankdeck.parallel.tensor.split_plan import ModelAnalysis
+from rankdeck.run_dir import EventWriter
+from rankdeck.run_dir.event_files import decode_or_none
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
 from rankdeck.training.verify import budget
 from rankdeck.training.verify.before_run import verify
-from tests.helpers.waiting import CHECK_S
+from tests.helpers.waiting import CHECK_TIMEOUT_S
 
 
 def train(toml: str, folder: str, breaks: str = "") -> None:
@@ -41,14 +41,14 @@ def train(toml: str, folder: str, breaks: str = "") -> None:
     said: dict[str, Any] = {}
     writer = EventWriter(place / f"events-{rank}.jsonl")
     try:
-        with _broken(breaks):
+        with _break_context(breaks):
             _train(toml, rank, dist.get_world_size(), writer, place, checks=not breaks)
     except Exception as error:
-        said = _told(error)
+        said = _error_facts(error)
         raise
     finally:
         writer.close()
-        said |= _read(place / f"events-{rank}.jsonl")
+        said |= _read_events(place / f"events-{rank}.jsonl")
         (place / f"rank-{rank}.json").write_text(json.dumps(said))
 
 
@@ -58,16 +58,16 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
     num_devices = 1 if world_size > 1 else config.selection.count or 1
     workload = workloads.load(config)
     devices = [torch.device("cpu")] * num_devices
-    notes, known = None, KnownModel()
-    budget.LEAST_S = CHECK_S
-    if checks and not config.strategy_card.one_device:
+    notes, known = None, ModelAnalysis()
+    budget.MIN_BUDGET_S = CHECK_TIMEOUT_S
+    if checks and not config.strategy_spec.one_device:
         notes = verify(
             workload,
             rank=rank,
             world_size=world_size,
             devices=devices,
             num_devices=max(world_size, num_devices),
-            known=known,
+            analysis=known,
             beat=lambda phase: None,
             write=writer.write,
         )
@@ -77,8 +77,8 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
         world_size=world_size,
         devices=devices,
         notes=notes,
-        known=known,
-        places=[rank] if world_size > 1 else list(range(num_devices)),
+        analysis=known,
+        device_indices=[rank] if world_size > 1 else list(range(num_devices)),
         writer=writer,
     )
     try:
@@ -90,7 +90,7 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
         trainer.strategy.close()
 
 
-def _broken(breaks: str) -> contextlib.AbstractContextManager[None]:
+def _break_context(breaks: str) -> contextlib.AbstractContextManager[None]:
     if not breaks:
         return contextlib.nullcontext()
     module, _, name = breaks.partition(":")
@@ -98,7 +98,7 @@ def _broken(breaks: str) -> contextlib.AbstractContextManager[None]:
     return made
 
 
-def _told(error: Exception) -> dict[str, Any]:
+def _error_facts(error: Exception) -> dict[str, Any]:
     """An error as a person would read it, and whether it is a sentence of the engine's. `named` is the code
     of a rule that knows the cause of an error in other words, as a run would tell it."""
     said = error.__cause__ if isinstance(error, ReplicaError) else error
@@ -111,15 +111,15 @@ def _told(error: Exception) -> dict[str, Any]:
         "traceback": traceback.format_exc()[-3000:],
     }
     if isinstance(error, RankdeckError):
-        told["template"] = _template(error.problems[0])
+        told["template"] = _problem_template(error.problems[0])
         told["advice"] = error.problems[0].advice
         told["cause"] = repr(error.__cause__) if error.__cause__ else None
     else:
-        told["named"] = describe(error, 0).problem.code
+        told["named"] = describe_exception(error, 0).problem.code
     return told
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_events(path: Path) -> dict[str, Any]:
     """What a rank reported: loss sums and counts of its steps, and problems."""
     found = [decode_or_none(line) for line in path.read_bytes().splitlines()]
     steps = [event for event in found if isinstance(event, events.Steps)]
@@ -127,10 +127,10 @@ def _read(path: Path) -> dict[str, Any]:
     return {
         "sums": [total for event in steps for total in event.loss_sum or ()],
         "counts": [count for event in steps for count in event.count or ()],
-        "notes": [[problem.code, _template(problem), problem.message] for problem in problems],
+        "notes": [[problem.code, _problem_template(problem), problem.message] for problem in problems],
     }
 
 
-def _template(problem: Problem) -> str:
+def _problem_template(problem: Problem) -> str:
     """What sentences that differ in names and numbers only have in common."""
     return problem.templates.get("message", problem.message)

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers import rank_main
+from tests.helpers.checkout import PRODUCT_AND_TESTS
 from tests.helpers.ranks import RankSet
-from tests.helpers.tree import PRODUCT_AND_TESTS
 
-_MOST_RANKS = 8
-_OF_A_RUN = (
+_MAX_RANKS = 8
+_PRELOADED_MODULES = (
     "tests.zoo.inside",
     "tests.zoo.data",
     "tests.zoo.losses",
@@ -33,11 +33,11 @@ _OF_A_RUN = (
 )
 
 
-class Nursery:
+class ForkServer:
     """The one process. Close it after all of its sets. What ranks write to stderr is in `log`."""
 
     def __init__(self, log: Path) -> None:
-        self._ours, theirs = socket.socketpair()
+        self._socket, theirs = socket.socketpair()
         with theirs, log.open("ab") as written:
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "tests.zoo.nursery", str(theirs.fileno())],
@@ -49,38 +49,38 @@ class Nursery:
 
     def fork(self, store: Path, sockets: list[int]) -> int:
         """The pid of a set that is being started."""
-        socket.send_fds(self._ours, [str(store).encode()], sockets)
-        answer = self._ours.recv(64)
+        socket.send_fds(self._socket, [str(store).encode()], sockets)
+        answer = self._socket.recv(64)
         if not answer:
             raise RuntimeError("the process that forks ranks is gone")
         return int(answer)
 
     def close(self) -> None:
-        self._ours.close()
+        self._socket.close()
         self._process.wait()
 
 
-class _Forked:
+class _ForkedProcess:
     """What a set asks of the process that started it: it is no child of this one."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._ended = os.pidfd_open(pid)
+        self._pidfd = os.pidfd_open(pid)
 
     def has_ended(self, timeout: float | None = 0.0) -> bool:
-        return bool(select.select([self._ended], [], [], timeout)[0])
+        return bool(select.select([self._pidfd], [], [], timeout)[0])
 
     def wait(self, timeout: float | None = None) -> None:
         if not self.has_ended(timeout):
             raise subprocess.TimeoutExpired("ranks", timeout or 0.0)
-        os.close(self._ended)
+        os.close(self._pidfd)
 
 
 class ForkedRanks(RankSet):
     """A set of a nursery's."""
 
-    def __init__(self, world_size: int, folder: Path, nursery: Nursery) -> None:
-        self._nursery = nursery
+    def __init__(self, world_size: int, folder: Path, nursery: ForkServer) -> None:
+        self._fork_server = nursery
         super().__init__(world_size, folder)
 
     def _start(self) -> None:
@@ -89,8 +89,8 @@ class ForkedRanks(RankSet):
         self._ranks = [ours.makefile("rw") for ours, _ in pairs]
         self._ears = [ours.fileno() for ours, _ in pairs]
         store = self._folder / f"store-{self._num_starts}"
-        pid = self._nursery.fork(store, [theirs.fileno() for _, theirs in pairs])
-        self._starter = _Forked(pid)  # type: ignore[assignment]
+        pid = self._fork_server.fork(store, [theirs.fileno() for _, theirs in pairs])
+        self._starter = _ForkedProcess(pid)  # type: ignore[assignment]
         for pair in pairs:
             for end in pair:
                 end.close()
@@ -108,7 +108,7 @@ class ForkedRanks(RankSet):
 def _serve(number: int) -> None:
     with socket.socket(fileno=number) as asked:
         while True:
-            message, sockets, _, _ = socket.recv_fds(asked, 4096, _MOST_RANKS)
+            message, sockets, _, _ = socket.recv_fds(asked, 4096, _MAX_RANKS)
             if not message:
                 return
             pid = os.fork()
@@ -133,7 +133,7 @@ def _become_starter(store: str, sockets: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    for name in _OF_A_RUN:
+    for name in _PRELOADED_MODULES:
         importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for starters
     _serve(int(sys.argv[1]))

@@ -19,42 +19,42 @@ from torch.utils.data import default_collate
 
 from tests.zoo.registry import SEED, Entry
 
-IGNORED = -100
-_OF_TORCH = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+IGNORE_INDEX = -100
+_TORCH_OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
 @dataclass
-class Trained:
-    """`first` and `last` are parameters and buffers before and after the run, `losses` one per step."""
+class OracleResult:
+    """`initial` and `final` are parameters and buffers before and after the run, `losses` one per step."""
 
-    first: dict[str, Tensor]
-    last: dict[str, Tensor]
+    initial: dict[str, Tensor]
+    final: dict[str, Tensor]
     parameters: frozenset[str]
     losses: list[float] = field(default_factory=list)
 
 
-def train(entry: Entry, *, nudge: float = 0.0) -> Trained:
+def train(entry: Entry, *, nudge: float = 0.0) -> OracleResult:
     """All steps of an entry. `nudge` is a relative error put into each weight at the start: what becomes of
     it says how far two right results may differ by rounding."""
-    model = _built(entry, nudge)
+    model = _build_model(entry, nudge)
     names = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
-    trained = Trained(_copied(model), {}, names)
+    trained = OracleResult(_copy_state(model), {}, names)
     # Where the forward draws, the run's stream begins here.
     torch.manual_seed(SEED * 1_000_003 + 1)
-    optimizer = _optimizer(entry, model)
-    _turn(optimizer, "train")
-    dataset = _found(entry.data)()
-    for indices in _steps(entry, len(dataset)):
-        trained.losses.append(_step(entry, model, optimizer, dataset, indices))
-    _turn(optimizer, "eval")
-    trained.last = _copied(model)
+    optimizer = _make_optimizer(entry, model)
+    _set_optimizer_mode(optimizer, "train")
+    dataset = _import_target(entry.data)()
+    for indices in _step_indices(entry, len(dataset)):
+        trained.losses.append(_run_step(entry, model, optimizer, dataset, indices))
+    _set_optimizer_mode(optimizer, "eval")
+    trained.final = _copy_state(model)
     return trained
 
 
-def _built(entry: Entry, nudge: float) -> nn.Module:
+def _build_model(entry: Entry, nudge: float) -> nn.Module:
     torch.manual_seed(SEED)
-    model: nn.Module = _found(entry.model)()
-    model = model._apply(_doubled).train()
+    model: nn.Module = _import_target(entry.model)()
+    model = model._apply(_to_fp64).train()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters() if nudge else ():
@@ -63,14 +63,14 @@ def _built(entry: Entry, nudge: float) -> nn.Module:
     return model
 
 
-def _doubled(tensor: Tensor) -> Tensor:
+def _to_fp64(tensor: Tensor) -> Tensor:
     """In the run's precision: numbers of two parts keep both."""
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _steps(entry: Entry, num_samples: int) -> list[range]:
+def _step_indices(entry: Entry, num_samples: int) -> list[range]:
     """The samples of each step, in the data set's own order, from its beginning again in each epoch."""
     epoch = [
         range(start, min(start + entry.batch, num_samples)) for start in range(0, num_samples, entry.batch)
@@ -80,7 +80,7 @@ def _steps(entry: Entry, num_samples: int) -> list[range]:
     return [epoch[step % len(epoch)] for step in range(entry.steps)]
 
 
-def _step(
+def _run_step(
     entry: Entry, model: nn.Module, optimizer: Optimizer, dataset: Any, indices: Sequence[int]
 ) -> float:
     """The loss of the step. What goes backward is the mean over the batch, as anyone writes it; only where
@@ -90,8 +90,8 @@ def _step(
     for part in torch.tensor(indices).tensor_split(entry.accumulate):
         if not len(part):  # the last step of an epoch may have fewer samples than parts
             continue
-        inputs, targets = _batch(dataset, part.tolist())
-        total, count = _loss(entry, _called(model, inputs), targets)
+        inputs, targets = _read_batch(dataset, part.tolist())
+        total, count = _compute_loss(entry, _call_model(model, inputs), targets)
         (total if entry.accumulate > 1 else total / (float(count) or 1.0)).backward()
         whole, total_count = whole + total.item(), total_count + float(count)
     for weight in model.parameters() if entry.accumulate > 1 else ():
@@ -103,7 +103,7 @@ def _step(
     return whole / (total_count or 1.0)
 
 
-def _batch(dataset: Any, indices: list[int]) -> tuple[Any, Any]:
+def _read_batch(dataset: Any, indices: list[int]) -> tuple[Any, Any]:
     if hasattr(dataset, "read_batch"):
         batch = dataset.read_batch(indices)
     else:
@@ -114,34 +114,34 @@ def _batch(dataset: Any, indices: list[int]) -> tuple[Any, Any]:
 
 def _cast(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return _doubled(value)
+        return _to_fp64(value)
     if isinstance(value, dict):
         return {key: _cast(one) for key, one in value.items()}
     return [_cast(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _called(model: nn.Module, inputs: Any) -> Any:
+def _call_model(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, list) else model(inputs)
 
 
-def _loss(entry: Entry, outputs: Any, targets: Any) -> tuple[Tensor, Any]:
+def _compute_loss(entry: Entry, outputs: Any, targets: Any) -> tuple[Tensor, Any]:
     if entry.loss == "cross_entropy":
         classes = outputs.shape[-1]
         total = F.cross_entropy(
-            outputs.reshape(-1, classes), targets.reshape(-1), reduction="sum", ignore_index=IGNORED
+            outputs.reshape(-1, classes), targets.reshape(-1), reduction="sum", ignore_index=IGNORE_INDEX
         )
-        return total, (targets != IGNORED).sum()
+        return total, (targets != IGNORE_INDEX).sum()
     if entry.loss == "mse":
         return F.mse_loss(outputs, targets, reduction="sum"), targets.numel()
     if entry.loss == "model":
-        return _of_the_model(outputs)
-    total, count = _found(entry.loss)(outputs, targets)
+        return _model_loss(outputs)
+    total, count = _import_target(entry.loss)(outputs, targets)
     return total, count
 
 
-def _of_the_model(outputs: Any) -> tuple[Tensor, Any]:
+def _model_loss(outputs: Any) -> tuple[Tensor, Any]:
     """A mean that the model computed. A batch without targets has none, and trains nothing."""
     known = outputs if isinstance(outputs, dict) else vars(outputs)
     count = known.get("count")
@@ -149,21 +149,21 @@ def _of_the_model(outputs: Any) -> tuple[Tensor, Any]:
     return loss * (1 if count is None else count), 1 if count is None else count
 
 
-def _optimizer(entry: Entry, model: nn.Module) -> Optimizer:
+def _make_optimizer(entry: Entry, model: nn.Module) -> Optimizer:
     options = {key: value for key, value in entry.optimizer.items() if key != "use"}
     use = entry.optimizer["use"]
-    made: Optimizer = (_OF_TORCH.get(use) or _found(use))(model.parameters(), **options)
+    made: Optimizer = (_TORCH_OPTIMIZERS.get(use) or _import_target(use))(model.parameters(), **options)
     return made
 
 
-def _turn(optimizer: Optimizer, mode: str) -> None:
+def _set_optimizer_mode(optimizer: Optimizer, mode: str) -> None:
     """Schedule-free optimizers have other weights to train than to keep."""
     turn = getattr(optimizer, mode, None)
     if callable(turn):
         turn()
 
 
-def _copied(model: nn.Module) -> dict[str, Tensor]:
+def _copy_state(model: nn.Module) -> dict[str, Tensor]:
     return {
         name: tensor.detach().clone()
         for name, tensor in model.state_dict().items()
@@ -171,6 +171,6 @@ def _copied(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _found(target: str) -> Any:
+def _import_target(target: str) -> Any:
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)

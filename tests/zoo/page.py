@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from tests.zoo import grid
-from tests.zoo.cache import Result, files_digest
-from tests.zoo.compare import BAR, OUTCOMES
-from tests.zoo.registry import entries
+from tests.zoo.cache import ZooResult, files_digest
+from tests.zoo.compare import OUTCOMES, TOLERANCE
+from tests.zoo.registry import all_entries
 from tests.zoo.strategies import SETTINGS
 
 _INTRODUCTION = """# Equality
@@ -32,7 +32,7 @@ deliberate breaks, `make verify-breaks` says (figures: docs/decisions.md).
 """
 
 
-def write(results: Sequence[Result], num_wanted: int | None = None) -> str:
+def format_page(results: Sequence[ZooResult], num_wanted: int | None = None) -> str:
     """The whole page. `num_wanted` is how many runs there would be if all had been done."""
     kinds = Counter(result.entry.partition("/")[0] for result in {one.entry: one for one in results}.values())
     numbers = ", ".join(
@@ -43,21 +43,21 @@ def write(results: Sequence[Result], num_wanted: int | None = None) -> str:
     counts += f" of {num_wanted}" if num_wanted not in (None, len(results)) else ""
     counts += "." if current == len(results) else f", {current} of them by the engine as it is now."
     parts = [
-        _INTRODUCTION.format(bar=BAR, counts=counts, torch=torch.__version__.partition("+")[0]),
-        _table(results),
-        _different(_of(results, "different")),
-        _failed(_of(results, "failed")),
-        *_reasons(results),
-        _every_run(results),
+        _INTRODUCTION.format(bar=TOLERANCE, counts=counts, torch=torch.__version__.partition("+")[0]),
+        _format_grid(results),
+        _format_different(_of_kind(results, "different")),
+        _format_failed(_of_kind(results, "failed")),
+        *_format_reasons(results),
+        _format_runs(results),
     ]
     return "\n".join(parts)
 
 
-def _of(results: Iterable[Result], kind: str) -> list[Result]:
+def _of_kind(results: Iterable[ZooResult], kind: str) -> list[ZooResult]:
     return [result for result in results if result.outcome.kind == kind]
 
 
-def _table(results: Sequence[Result]) -> str:
+def _format_grid(results: Sequence[ZooResult]) -> str:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for result in results:
         counts[result.setting][result.outcome.kind] += 1
@@ -69,60 +69,63 @@ def _table(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _different(results: Sequence[Result]) -> str:
+def _format_different(results: Sequence[ZooResult]) -> str:
     """By entry, those under most strategies first, with the largest difference of each."""
-    groups = _grouped(results, lambda result: result.entry)
+    groups = _group_by(results, lambda result: result.entry)
     lines = []
     for entry, own in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
         worst = max(own, key=lambda result: result.outcome.difference or 0.0)
         size, where = worst.outcome.difference, worst.outcome.where
-        lines.append(f"- {entry}: {size:.1e} at `{where}` under {_settings([worst])}{_others(own, worst)}")
+        lines.append(
+            f"- {entry}: {size:.1e} at `{where}` under "
+            f"{_format_settings([worst])}{_format_others(own, worst)}"
+        )
     return "## Silently different\n\n" + ("\n".join(lines) or "None.") + "\n"
 
 
-def _others(own: Sequence[Result], worst: Result) -> str:
+def _format_others(own: Sequence[ZooResult], worst: ZooResult) -> str:
     others = [result for result in own if result is not worst]
-    return f"; also under {_settings(others)}" if others else ""
+    return f"; also under {_format_settings(others)}" if others else ""
 
 
-def _failed(results: Sequence[Result]) -> str:
+def _format_failed(results: Sequence[ZooResult]) -> str:
     """By entry and by what was said, which is the same under several strategies."""
-    groups = _grouped(results, lambda result: (result.entry, result.outcome.reason[:60]))
+    groups = _group_by(results, lambda result: (result.entry, result.outcome.reason[:60]))
     lines = [
-        f"- {entry}: {own[0].outcome.reason[:240]}; under {_settings(own)}"
+        f"- {entry}: {own[0].outcome.reason[:240]}; under {_format_settings(own)}"
         for (entry, _), own in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
     return "## Failed\n\n" + ("\n".join(lines) or "None.") + "\n"
 
 
-def _grouped(results: Sequence[Result], of: Callable[[Result], Any]) -> dict[Any, list[Result]]:
-    groups: dict[Any, list[Result]] = defaultdict(list)
+def _group_by(results: Sequence[ZooResult], of: Callable[[ZooResult], Any]) -> dict[Any, list[ZooResult]]:
+    groups: dict[Any, list[ZooResult]] = defaultdict(list)
     for result in results:
         groups[of(result)].append(result)
     return groups
 
 
-def _settings(results: Sequence[Result]) -> str:
+def _format_settings(results: Sequence[ZooResult]) -> str:
     return ", ".join(result.setting for result in results)
 
 
-def _reasons(results: Sequence[Result]) -> list[str]:
+def _format_reasons(results: Sequence[ZooResult]) -> list[str]:
     """A section for each kind of outcome that has reasons."""
     outcomes = [result.outcome for result in results]
-    counts = Counter(map(grid.reason, outcomes))
-    letters = grid.letters(outcomes)
+    counts = Counter(map(grid.outcome_reason, outcomes))
+    letters = grid.assign_letters(outcomes)
     sections = []
     for kind, title in grid.TITLES.items():
         own = [(letter, of) for of, letter in letters.items() if of[0] == kind]
-        lines = [grid.reason_line(letter, counts[of], of[1]) for letter, of in own]
+        lines = [grid.format_reason(letter, counts[of], of[1]) for letter, of in own]
         sections.append(f"## {title}\n\n" + ("\n".join(lines) or "None.") + "\n")
     return sections
 
 
-def _every_run(results: Sequence[Result]) -> str:
+def _format_runs(results: Sequence[ZooResult]) -> str:
     outcomes = {(result.entry, result.setting): result.outcome for result in results}
-    digests = {key: files_digest(entry) for key, entry in entries().items()}
-    lines = grid.rows(outcomes, digests)
+    digests = {key: files_digest(entry) for key, entry in all_entries().items()}
+    lines = grid.format_rows(outcomes, digests)
     told = "= equal, ! different or failed, . not run, letters as above; columns in the order of the table"
     return f"## Every run\n\nAn entry, a digest of its files, and its runs: {told}.\n\n```text\n" + "\n".join(
         [*lines, "```\n"]

@@ -21,7 +21,7 @@ from typing import Any
 SGD: dict[str, Any] = {"use": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
 """Decay tells a gradient of zero from none."""
 ADAMW: dict[str, Any] = {"use": "adamw", "lr": 0.01, "weight_decay": 0.1, "eps": 1e-6}
-OF_THE_ENGINE = ("cross_entropy", "mse", "model")
+ENGINE_LOSSES = ("cross_entropy", "mse", "model")
 SEED = 3
 
 Factory = Callable[..., Any]
@@ -71,15 +71,17 @@ class Entry:
                 "optimizer": self.optimizer,
             },
         }
-        return "\n".join(f"{name} = {_inline(table)}" for name, table in tables.items())
+        return "\n".join(f"{name} = {_inline_table(table)}" for name, table in tables.items())
 
 
-def _inline(value: Any) -> str:
+def _inline_table(value: Any) -> str:
     """As TOML on one line."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {_inline(one)}" for key, one in value.items()) + " }"
+        return (
+            "{ " + ", ".join(f"{json.dumps(key)} = {_inline_table(one)}" for key, one in value.items()) + " }"
+        )
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_inline, value)) + "]"
+        return "[" + ", ".join(map(_inline_table, value)) + "]"
     return json.dumps(value)
 
 
@@ -92,8 +94,8 @@ def model(data: str, loss: str = "cross_entropy", **rest: Any) -> Callable[[Fact
     """Register a model's factory with the data set and the loss that it is trained with."""
 
     def register(factory: Factory) -> Factory:
-        name, use = factory.__name__, _target(factory)
-        MODELS[name] = Entry("models", name, use, f"tests.zoo.data:{data}", _loss(loss), **rest)
+        name, use = factory.__name__, _target_of(factory)
+        MODELS[name] = Entry("models", name, use, f"tests.zoo.data:{data}", _loss_target(loss), **rest)
         return factory
 
     return register
@@ -103,7 +105,7 @@ def loss(model: str, data: str, **rest: Any) -> Callable[[Factory], Factory]:
     """Register a loss function with the model and the data set that it is tried with."""
 
     def register(function: Factory) -> Factory:
-        changes = {"loss": _target(function), "data": f"tests.zoo.data:{data}", **rest}
+        changes = {"loss": _target_of(function), "data": f"tests.zoo.data:{data}", **rest}
         _OTHERS.append(("losses", function.__name__, model, changes))
         return function
 
@@ -114,7 +116,7 @@ def dataset(model: str, loss: str = "cross_entropy", **rest: Any) -> Callable[[F
     """Register a data set with the model that is trained on it."""
 
     def register(factory: Factory) -> Factory:
-        changes = {"data": _target(factory), "loss": _loss(loss), **rest}
+        changes = {"data": _target_of(factory), "loss": _loss_target(loss), **rest}
         _OTHERS.append(("data", factory.__name__, model, changes))
         return factory
 
@@ -126,15 +128,15 @@ def optimizer(name: str, use: str, *, model: str = "lm_small", **options: Any) -
     _OTHERS.append(("optimizers", name, model, {"optimizer": {"use": use, **options}}))
 
 
-def _target(made: Factory) -> str:
+def _target_of(made: Factory) -> str:
     return f"{made.__module__}:{made.__name__}"
 
 
-def _loss(name: str) -> str:
-    return name if name in OF_THE_ENGINE else f"tests.zoo.losses:{name}"
+def _loss_target(name: str) -> str:
+    return name if name in ENGINE_LOSSES else f"tests.zoo.losses:{name}"
 
 
-def entries() -> dict[str, Entry]:
+def all_entries() -> dict[str, Entry]:
     """All of the zoo by kind and name."""
     from tests.zoo import data, losses, models, optimizers  # noqa: F401 - they register what they hold
 

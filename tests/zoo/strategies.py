@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _ONE_PROCESS = ("single", "dp", "model")
-_CORE = (
+_CORE_SETTINGS = (
     "single", "model x2", "ddp x2", "fsdp x2", "pipeline 1f1b x2", "tensor x2", "dp x2",
     "hybrid data x stage", "hybrid shard x tensor", "ddp ring x4", "pipeline zbv x2",
 )  # fmt: skip
@@ -26,9 +26,9 @@ class Setting:
     is_stale: bool = False
 
     @property
-    def turn(self) -> int:
+    def order(self) -> int:
         """Some are run before their neighbours, which mostly end as they do."""
-        return _CORE.index(self.name) if self.name in _CORE else len(_CORE)
+        return _CORE_SETTINGS.index(self.name) if self.name in _CORE_SETTINGS else len(_CORE_SETTINGS)
 
     @property
     def num_ranks(self) -> int:

@@ -19,7 +19,7 @@ from PySide6.QtGui import QKeyEvent, QKeySequence, QShortcut
 from PySide6.QtWidgets import QApplication, QWidget
 from shiboken6 import isValid
 
-from rankdeck.base.files import read_toml, write_whole
+from rankdeck.base.files import read_toml, write_atomic
 from rankdeck_app.commands.table import CommandTable
 from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import tr
@@ -40,7 +40,7 @@ def to_text(keys: str) -> str:
     return to_sequence(keys).toString(QKeySequence.SequenceFormat.NativeText).replace(", ", " ")
 
 
-def are_keys(text: object) -> bool:
+def is_valid_keys(text: object) -> bool:
     """Whether the text names keys that exist, one or two strokes."""
     if not isinstance(text, str):
         return False
@@ -56,13 +56,13 @@ class Keymap(QObject):
     changed = Signal()
     failed = Signal(str)
 
-    def __init__(self, commands: CommandTable, path: Path, *, disk: IoThread | None = None) -> None:
+    def __init__(self, commands: CommandTable, path: Path, *, io_thread: IoThread | None = None) -> None:
         super().__init__()
-        self._disk = disk or IoThread(self)
+        self._io_thread = io_thread or IoThread(self)
         self._commands = commands
         self._path = path
         self.problem: str | None = None
-        self._own: dict[str, tuple[str, ...]] = self._read()
+        self._user_keys: dict[str, tuple[str, ...]] = self._read()
         commands.changed.connect(self.changed)
 
     def _read(self) -> dict[str, tuple[str, ...]]:
@@ -79,7 +79,7 @@ class Keymap(QObject):
             return {}
         own: dict[str, tuple[str, ...]] = {}
         for command_id, keys in table.items():
-            if isinstance(keys, list) and all(map(are_keys, keys)):
+            if isinstance(keys, list) and all(map(is_valid_keys, keys)):
                 own[command_id] = tuple(keys)
             else:
                 self.problem = tr(
@@ -90,8 +90,8 @@ class Keymap(QObject):
         return own
 
     def keys_for(self, command_id: str) -> tuple[str, ...]:
-        if command_id in self._own:
-            return self._own[command_id]
+        if command_id in self._user_keys:
+            return self._user_keys[command_id]
         return self._commands[command_id].keys if command_id in self._commands else ()
 
     def text_for(self, command_id: str) -> str:
@@ -99,29 +99,29 @@ class Keymap(QObject):
         keys = self.keys_for(command_id)
         return to_text(keys[0]) if keys else ""
 
-    def is_own(self, command_id: str) -> bool:
+    def is_user_defined(self, command_id: str) -> bool:
         """Whether the keys are the person's, not the table's."""
-        return command_id in self._own
+        return command_id in self._user_keys
 
-    def commands_on(self, keys: str) -> list[str]:
+    def commands_with_keys(self, keys: str) -> list[str]:
         """Ids of the commands that the keys would reach, whatever their `when`."""
         wanted = to_sequence(keys)
         return [c.id for c in self._commands if wanted in map(to_sequence, self.keys_for(c.id))]
 
     def set_keys(self, command_id: str, keys: tuple[str, ...]) -> None:
         """Give a command these keys and write the file."""
-        self._own[command_id] = keys
+        self._user_keys[command_id] = keys
         self._write()
 
     def reset(self, command_id: str) -> None:
         """Back to the table's default keys."""
-        if self._own.pop(command_id, None) is not None:
+        if self._user_keys.pop(command_id, None) is not None:
             self._write()
 
     def _write(self) -> None:
         import tomlkit  # 11 ms: only a person who changes a key pays for it
 
-        text = tomlkit.dumps({key: list(keys) for key, keys in sorted(self._own.items())})
+        text = tomlkit.dumps({key: list(keys) for key, keys in sorted(self._user_keys.items())})
         is_broken, self.problem = self.problem is not None, None
 
         def write() -> None:
@@ -129,12 +129,12 @@ class Keymap(QObject):
                 self._path.replace(
                     self._path.with_name(self._path.name + ".broken")
                 )  # not ours to throw away
-            write_whole(self._path, text)
+            write_atomic(self._path, text)
 
-        self._disk.do(write, failed=self._tell)
+        self._io_thread.submit(write, on_error=self._report_write_error)
         self.changed.emit()
 
-    def _tell(self, error: OSError) -> None:
+    def _report_write_error(self, error: OSError) -> None:
         text = tr(
             "{path} cannot be written: {error}. The keys hold until the app ends.",
             path=self._path,
@@ -162,13 +162,13 @@ class Shortcuts(QObject):
         self._targets: dict[str, list[str]] = {}
         self._chord_starts: set[str] = set()
         self._pending = ""
-        self._suspended = False
-        self._watched: QWidget | None = None
+        self._is_suspended = False
+        self._watched_widget: QWidget | None = None
         keymap.changed.connect(self.rebuild)
         commands.context.changed.connect(self._refresh)
         app = QApplication.instance()
         assert isinstance(app, QApplication)
-        app.focusChanged.connect(self._watch)
+        app.focusChanged.connect(self._on_focus_changed)
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -184,38 +184,38 @@ class Shortcuts(QObject):
         for keys in targets.keys() - self._shortcuts.keys():
             shortcut = QShortcut(to_sequence(keys), self._window, context=Qt.ShortcutContext.WindowShortcut)
             shortcut.setAutoRepeat(False)
-            shortcut.activated.connect(partial(self._fire, keys))
+            shortcut.activated.connect(partial(self._on_activated, keys))
             self._shortcuts[keys] = shortcut
         self._targets = targets
         self._refresh()
 
-    def suspend(self, suspended: bool) -> None:
+    def set_suspended(self, suspended: bool) -> None:
         """Stop all shortcuts while the person records new keys."""
-        self._suspended = suspended
+        self._is_suspended = suspended
         self._refresh()
 
     def _refresh(self, _facts: object = None) -> None:
         for keys, shortcut in self._shortcuts.items():
-            wanted = not self._suspended and any(map(self._commands.enabled, self._targets[keys]))
+            wanted = not self._is_suspended and any(map(self._commands.is_enabled, self._targets[keys]))
             if shortcut.isEnabled() != wanted:
                 shortcut.setEnabled(wanted)
         enabled = (keys for keys, shortcut in self._shortcuts.items() if shortcut.isEnabled())
         self._chord_starts = {keys.split()[0] for keys in enabled if " " in keys}
 
-    def _fire(self, keys: str) -> None:
+    def _on_activated(self, keys: str) -> None:
         self._set_pending("")
         for command_id in self._targets[keys]:
             if self._commands.run(command_id):
                 return
 
-    def _watch(self, _old: QWidget | None, new: QWidget | None) -> None:
+    def _on_focus_changed(self, _old: QWidget | None, new: QWidget | None) -> None:
         """Look at the keys of the focused widget only: a filter on the application would see every event."""
-        if self._watched is not None and isValid(self._watched):
-            self._watched.removeEventFilter(self)
+        if self._watched_widget is not None and isValid(self._watched_widget):
+            self._watched_widget.removeEventFilter(self)
         inside = new is not None and (new is self._window or self._window.isAncestorOf(new))
-        self._watched = new if inside else None
-        if self._watched is not None:
-            self._watched.installEventFilter(self)
+        self._watched_widget = new if inside else None
+        if self._watched_widget is not None:
+            self._watched_widget.installEventFilter(self)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):

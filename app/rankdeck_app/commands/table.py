@@ -24,9 +24,9 @@ from functools import cache
 
 from PySide6.QtCore import QObject, QSignalBlocker, Signal
 
-from rankdeck_app.language import spoken
+from rankdeck_app.language import translate
 
-_FACT = re.compile(r"!?\w[\w.]*")
+_CONTEXT_KEY = re.compile(r"!?\w[\w.]*")
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Command:
     palette: bool = True
 
     @property
-    def shown(self) -> str:
+    def display_title(self) -> str:
         """The title in the window's language."""
-        return spoken(self.title)
+        return translate(self.title)
 
     @property
     def label(self) -> str:
         """That without its category."""
-        return self.shown.split(": ", 1)[-1]
+        return self.display_title.split(": ", 1)[-1]
 
 
 class Context(QObject):
@@ -75,27 +75,27 @@ class Context(QObject):
 
     def __init__(self) -> None:
         super().__init__()
-        self.facts: dict[str, object] = {}
+        self.values: dict[str, object] = {}
 
     def set(self, key: str, value: object) -> None:
         self.update({key: value})
 
     def update(self, facts: dict[str, object]) -> None:
         """Set several facts; `changed` is emitted once, with the keys whose value is new."""
-        fresh = {key for key, value in facts.items() if self.facts.get(key) != value}
+        fresh = {key for key, value in facts.items() if self.values.get(key) != value}
         if fresh:
-            self.facts.update(facts)
+            self.values.update(facts)
             self.changed.emit(fresh)
 
     def get(self, key: str) -> object:
-        return self.facts.get(key)
+        return self.values.get(key)
 
 
 @cache
 def parse_when(when: str) -> dict[str, bool]:
     """The facts that a `when` speaks of and whether each must hold: "zenMode && !paletteOpen"."""
     facts = [fact.strip() for fact in when.split("&&")] if when else []
-    assert all(map(_FACT.fullmatch, facts)), f"when: {when!r} is not facts joined by &&."
+    assert all(map(_CONTEXT_KEY.fullmatch, facts)), f"when: {when!r} is not facts joined by &&."
     return {fact.removeprefix("!"): not fact.startswith("!") for fact in facts}
 
 
@@ -111,25 +111,25 @@ class CommandTable(QObject):
     def __init__(self, context: Context) -> None:
         super().__init__()
         self.context = context
-        self._rows: dict[str, Command] = {}
+        self._commands: dict[str, Command] = {}
 
     def register(self, *commands: Command) -> None:
         """Add rows. An id that is taken is an error of ours, a `when` that cannot be read too."""
         for command in commands:
-            assert command.id not in self._rows, f"command {command.id} is registered twice"
+            assert command.id not in self._commands, f"command {command.id} is registered twice"
             parse_when(command.when)
-            self._rows[command.id] = command
+            self._commands[command.id] = command
         self.changed.emit()
 
-    def withdraw(self, *command_ids: str) -> None:
+    def unregister(self, *command_ids: str) -> None:
         """Take rows out that there is no longer anything behind."""
         for command_id in command_ids:
-            self._rows.pop(command_id, None)
+            self._commands.pop(command_id, None)
         if command_ids:
             self.changed.emit()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def batch_changes(self) -> Iterator[None]:
         """What comes and goes meanwhile is told once, at the end: menus and shortcuts are made anew each
         time.
         """
@@ -138,25 +138,25 @@ class CommandTable(QObject):
         self.changed.emit()
 
     def __iter__(self) -> Iterator[Command]:
-        return iter(self._rows.values())
+        return iter(self._commands.values())
 
     def __contains__(self, command_id: str) -> bool:
-        return command_id in self._rows
+        return command_id in self._commands
 
     def __getitem__(self, command_id: str) -> Command:
-        return self._rows[command_id]
+        return self._commands[command_id]
 
-    def enabled(self, command_id: str) -> bool:
+    def is_enabled(self, command_id: str) -> bool:
         """Whether the command exists and applies now."""
-        command, facts = self._rows.get(command_id), self.context.facts
+        command, facts = self._commands.get(command_id), self.context.values
         return command is not None and all(
             bool(facts.get(fact)) is wanted for fact, wanted in parse_when(command.when).items()
         )
 
     def run(self, command_id: str) -> bool:
         """Run a command if it applies now; whether it did."""
-        if not self.enabled(command_id):
+        if not self.is_enabled(command_id):
             return False
-        self._rows[command_id].run()
+        self._commands[command_id].run()
         self.ran.emit(command_id)
         return True

@@ -12,24 +12,24 @@ from PySide6.QtWidgets import QFileDialog
 from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.session import Session
-from rankdeck_app.language import error_in_words, tr
+from rankdeck_app.language import error_text, tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.card_files import KINDS
-from rankdeck_app.widgets.card_layout import ArrangedGrid
+from rankdeck_app.widgets.card_export import FILE_KINDS
+from rankdeck_app.widgets.card_layout import ArrangeableGrid
 
 
-def grid_of(page: Page | None) -> ArrangedGrid | None:
+def grid_of(page: Page | None) -> ArrangeableGrid | None:
     """The cards of a page that has some."""
     grid = getattr(page, "grid", None)
-    return grid if isinstance(grid, ArrangedGrid) else None
+    return grid if isinstance(grid, ArrangeableGrid) else None
 
 
 def card_of(page: Page | None) -> ChartCard | None:
     """The card in hand of a page's cards, or the one chart that it has."""
     grid = grid_of(page)
-    card = getattr(page, "chart_card", None) if grid is None else grid.card_in_hand
+    card = getattr(page, "chart_card", None) if grid is None else grid.active_card
     return card if isinstance(card, ChartCard) else None
 
 
@@ -38,21 +38,21 @@ class ChartCommands:
 
     def __init__(self, window: MainWindow, exports: Exports) -> None:
         self._window, self._exports = window, exports
-        self._heard: WeakSet[Page] = WeakSet()
+        self._connected_pages: WeakSet[Page] = WeakSet()
         """Pages whose cards are listened to."""
-        window.editor.active_page_changed.connect(self._follow)
+        window.editor.active_page_changed.connect(self._on_page_activated)
 
-    def _follow(self, page: Page | None) -> None:
+    def _on_page_activated(self, page: Page | None) -> None:
         has_cards = grid_of(page) is not None
         has_charts = has_cards or card_of(page) is not None
         self._window.context.set("activeCards", has_cards)
         self._window.context.set("activeChart", has_charts)
-        if page is not None and page not in self._heard:
-            self._heard.add(page)
+        if page is not None and page not in self._connected_pages:
+            self._connected_pages.add(page)
             for card in page.findChildren(ChartCard):
-                card.export_asked.connect(self._export)
+                card.export_requested.connect(self._export)
                 if has_charts:
-                    card.keys_of = self._window.keymap.text_for
+                    card.get_shortcut = self._window.keymap.text_for
 
     def _export(self, card: ChartCard, kind: str) -> None:
         """Ask for a file named after the page and the card; what the card shows now is written."""
@@ -62,9 +62,9 @@ class ChartCommands:
         file = self._exports.ask_file(title, name, f"{kind.upper()} (*.{kind})")
         if file is not None:
             words = tr("{file} holds {card}.", file=file, card=card.title)
-            self._exports.write(file, card.exported(kind), words)
+            self._exports.write(file, card.make_export(kind), words)
 
-    def rows(self) -> list[Command]:
+    def commands(self) -> list[Command]:
         def row(
             name: str, title: str, act: Callable[[], None], keys: str, when: str = "activeCards"
         ) -> Command:
@@ -75,19 +75,24 @@ class ChartCommands:
             row(
                 kind,
                 phrase("Chart: Export {kind}…", kind=kind.upper()),
-                card(methodcaller("ask_export", kind)),
+                card(methodcaller("request_export", kind)),
                 f"Ctrl+{at}",
                 "activeChart",
             )
-            for at, kind in enumerate(KINDS, 1)
+            for at, kind in enumerate(FILE_KINDS, 1)
         ]
         return [
-            row("maximise", phrase("Chart: Maximise or Restore"), grid(ArrangedGrid.toggle), "Ctrl+M"),
+            row(
+                "maximise",
+                phrase("Chart: Maximise or Restore"),
+                grid(ArrangeableGrid.toggle_maximised),
+                "Ctrl+M",
+            ),
             row("moveBack", phrase("Chart: Move Back"), grid(lambda one: one.move_card(-1)), "Ctrl+Up"),
             row("moveOn", phrase("Chart: Move On"), grid(lambda one: one.move_card(1)), "Ctrl+Down"),
-            row("hide", phrase("Chart: Hide"), grid(ArrangedGrid.hide_card), "Ctrl+H"),
-            row("showAll", phrase("Chart: Show All Charts"), grid(ArrangedGrid.show_all), "Ctrl+A"),
-            row("resetLayout", phrase("Chart: Reset Layout"), grid(ArrangedGrid.reset), "Ctrl+0"),
+            row("hide", phrase("Chart: Hide"), grid(ArrangeableGrid.hide_card), "Ctrl+H"),
+            row("showAll", phrase("Chart: Show All Charts"), grid(ArrangeableGrid.show_all), "Ctrl+A"),
+            row("resetLayout", phrase("Chart: Reset Layout"), grid(ArrangeableGrid.reset), "Ctrl+0"),
             row("log", phrase("Chart: Logarithmic Scale"), card(ChartCard.toggle_log), "Ctrl+L"),
             row("smoother", phrase("Chart: Smoother"), card(lambda one: one.smooth_by(1)), "Ctrl+."),
             row("rougher", phrase("Chart: Less Smooth"), card(lambda one: one.smooth_by(-1)), "Ctrl+,"),
@@ -100,14 +105,14 @@ class ChartCommands:
             row(
                 "copy",
                 phrase("Chart: Copy as Picture"),
-                card(ChartCard.copy_picture),
+                card(ChartCard.copy_image),
                 "Ctrl+C",
                 "activeChart",
             ),
             *exports,
         ]
 
-    def _on_grid(self, act: Callable[[ArrangedGrid], object]) -> Callable[[], None]:
+    def _on_grid(self, act: Callable[[ArrangeableGrid], object]) -> Callable[[], None]:
         def run() -> None:
             grid = grid_of(self._window.editor.active_page())
             if grid is not None:
@@ -128,15 +133,18 @@ class ChartCommands:
 # toast with the way to their folder. The disk writes what the window has, the engine the rest
 # (comparisons.py).
 
-_NOT_IN_NAMES = frozenset('/\\:*?"<>|')
-_MOST_BYTES = 200
+_FORBIDDEN_CHARACTERS = frozenset('/\\:*?"<>|')
+_MAX_NAME_BYTES = 200
 """Of a name: 255 are allowed, less what stands around it while the file is written."""
 
 
 def file_name(*parts: str) -> str:
     """'gpt-dp - Training loss': titles as the name of a file, on any system."""
-    signs = (sign if sign.isprintable() and sign not in _NOT_IN_NAMES else "-" for sign in " - ".join(parts))
-    return "".join(signs).encode()[:_MOST_BYTES].decode(errors="ignore").strip(" .")
+    signs = (
+        sign if sign.isprintable() and sign not in _FORBIDDEN_CHARACTERS else "-"
+        for sign in " - ".join(parts)
+    )
+    return "".join(signs).encode()[:_MAX_NAME_BYTES].decode(errors="ignore").strip(" .")
 
 
 class Exports:
@@ -153,22 +161,24 @@ class Exports:
         path = Path(chosen)
         if not chosen:
             return None
-        workspace.chose(path)
+        workspace.remember_dialog_path(path)
         return path if path.suffix else path.with_suffix(Path(name).suffix)
 
     def write(self, file: Path, fill: Callable[[Path], object], words: str) -> None:
         """Let the disk fill a file, and say `words` once it is there."""
 
         def write() -> None:
-            from rankdeck.run.export import write_whole  # a third of a second where it is not there yet
+            from rankdeck.run.export import write_export  # a third of a second where it is not there yet
 
-            write_whole(file, fill)
+            write_export(file, fill)
 
-        self._session.disk.do(write, lambda _: self.tell(file, words), self._refuse, key=file)
+        self._session.io_thread.submit(
+            write, lambda _: self.show_saved_toast(file, words), self._show_error, key=file
+        )
 
-    def _refuse(self, error: Exception) -> None:
-        self._window.toasts.error(error_in_words(error))
+    def _show_error(self, error: Exception) -> None:
+        self._window.toasts.error(error_text(error))
 
-    def tell(self, file: Path, words: str) -> None:
+    def show_saved_toast(self, file: Path, words: str) -> None:
         show = (tr("Open Its Folder"), lambda: self._reveal(file.parent))
         self._window.toasts.show(words, actions=[show])

@@ -19,39 +19,52 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from rankdeck.base.errors import ConfigError, Problem, fix_in_words
+from rankdeck.base.errors import ConfigError, Problem, format_fix
 from rankdeck.base.phrases import phrase
-from rankdeck.compare.naming import RunAt
+from rankdeck.compare.run_ref import RunRef
 from rankdeck.config import RunConfig
-from rankdeck.diagnose.findings.machine import CODE
-from rankdeck.diagnose.fixes import STRATEGY, Changes, fix_name, is_memory_problem, options_of, with_changes
-from rankdeck.doctor.offering import may_explain
-from rankdeck.run.standstill import is_of_standstill
+from rankdeck.diagnose.findings.machine import IMBALANCE_CODE
+from rankdeck.diagnose.fixes import (
+    STRATEGY_KEY,
+    Changes,
+    apply_changes,
+    changes_label,
+    cli_options,
+    is_memory_problem,
+)
+from rankdeck.doctor.doctor_advice import is_machine_problem
+from rankdeck.run.hang_warning import is_hang_problem
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.comparisons import Comparisons
-from rankdeck_app.controllers.device_watch import DeviceWatch, DoctorTab
-from rankdeck_app.controllers.launching import Launching
-from rankdeck_app.controllers.places import OpenPlace, Standstills
+from rankdeck_app.controllers.device_monitor import DeviceMonitor, DoctorTab
+from rankdeck_app.controllers.launcher import Launcher
+from rankdeck_app.controllers.problem_navigator import HangCommands, OpenLocation
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_tabs import RUN, RunTabs
 from rankdeck_app.controllers.session import Session
-from rankdeck_app.language import in_words, spoken, tr
-from rankdeck_app.shell.page import Page, PageUnavailable
-from rankdeck_app.shell.toasts import Action
+from rankdeck_app.language import tr, translate, translate_problem
+from rankdeck_app.shell.page import Page, PageUnavailableError
+from rankdeck_app.shell.toasts import ToastAction
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.device_choice import PLACE, REHEARSAL
-from rankdeck_app.state.engine_process import refusal_of
-from rankdeck_app.state.fixes import MemoryWhy
-from rankdeck_app.state.problem_list import DEVICES, DRAFT, LAUNCH, SCRIPT, ListedProblem
-from rankdeck_app.state.script_draft import NO_GPUS
-from rankdeck_app.state.toml_writing import Place
+from rankdeck_app.state.device_choice import DEVICES_PATH, REHEARSAL_DEVICES
+from rankdeck_app.state.engine_process import command_error_text
+from rankdeck_app.state.fixes import OutOfMemoryAnalysis
+from rankdeck_app.state.problem_list import (
+    DEVICES_OWNER,
+    DRAFT_OWNER,
+    LAUNCH_OWNER,
+    SCRIPT_OWNER,
+    ListedProblem,
+)
+from rankdeck_app.state.script_draft import NO_GPU_DEVICES
+from rankdeck_app.state.toml_writer import KeyPath
 from rankdeck_app.widgets.run_list import strategy_title
 
 if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
 
 PAGE_KIND = "why"
-_LOOK_MS = 100
+_POLL_MS = 100
 
 
 class Fixes(QObject):
@@ -67,111 +80,114 @@ class Fixes(QObject):
         window: MainWindow,
         session: Session,
         tabs: RunTabs,
-        launching: Launching,
+        launching: Launcher,
         comparisons: Comparisons,
         alerts: RunAlerts,
-        watch: DeviceWatch,
+        watch: DeviceMonitor,
         doctor: DoctorTab,
-        standstills: Standstills,
-        open_place: OpenPlace,
+        standstills: HangCommands,
+        open_place: OpenLocation,
         show_config: Callable[[int | None], object],
     ) -> None:
         super().__init__(window)
         self._window, self._session, self._tabs = window, session, tabs
-        self._launching, self._comparisons, self._alerts = launching, comparisons, alerts
-        self._watch, self._doctor, self._standstills = watch, doctor, standstills
-        self._open_place, self._show_config = open_place, show_config
+        self._launcher, self._comparisons, self._alerts = launching, comparisons, alerts
+        self._device_monitor, self._doctor_tab, self._hang_commands = watch, doctor, standstills
+        self._open_location, self._show_config = open_place, show_config
         self._stopping: dict[Path, QTimer] = {}
         """Runs that are being stopped for a fix."""
-        self._whys: dict[Path, MemoryWhy] = {}
+        self._analyses: dict[Path, OutOfMemoryAnalysis] = {}
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
         tabs.open_runs.opened.connect(lambda run: run.outcome_changed.connect(self.changed))
-        tabs.open_runs.closed.connect(session.fix_plans.forget)
+        tabs.open_runs.closed.connect(session.fix_plans.remove_run)
         window.closing.connect(self._close)
 
-    def rows(self) -> list[Command]:
+    def commands(self) -> list[Command]:
         row, of = partial(Command, menu="Run/3_this"), self._tabs.on_active
         return [
-            row("run.cure", phrase("Run: Use the Fix of This Run"), self._take_active, when="activeRunCure"),
+            row("run.cure", phrase("Run: Use the Fix of This Run"), self._apply_active, when="activeRunCure"),
             row("run.why", phrase("Run: Why Out of Memory"), of(self.explain), when="activeRunOutOfMemory"),
         ]
 
-    def _take_active(self) -> None:
+    def _apply_active(self) -> None:
         run = self._tabs.active()
         if run is not None and run.fix_changes:
-            self.take(run.run.path, run.fix_changes)
+            self.apply(run.run_dir.path, run.fix_changes)
 
     def _close(self) -> None:
         for timer in self._stopping.values():
             timer.stop()
-        for why in self._whys.values():
+        for why in self._analyses.values():
             why.close()
 
     # The buttons of a problem
 
-    def actions_of(self, entry: ListedProblem) -> list[Action]:
+    def actions_of(self, entry: ListedProblem) -> list[ToastAction]:
         """What each button says and does; the suggested one is the first."""
-        return [*self._of_owner(entry), *self._of_fix(entry), *self._of_run(entry)]
+        return [*self._owner_actions(entry), *self._fix_actions(entry), *self._run_actions(entry)]
 
-    def _of_owner(self, entry: ListedProblem) -> Iterator[Action]:
+    def _owner_actions(self, entry: ListedProblem) -> Iterator[ToastAction]:
         """Of the draft, a launch, the script or the devices."""
         owner, problem = entry.owner, entry.problem
-        if owner in (DRAFT, LAUNCH) and problem.code in ("no-gpu", "no-driver"):
+        if owner in (DRAFT_OWNER, LAUNCH_OWNER) and problem.code in ("no-gpu", "no-driver"):
             yield tr("Rehearse Instead"), self._rehearse
-        if owner == SCRIPT and problem.code in ("no-gpu", "no-device"):
-            yield tr("Run Without GPUs"), lambda: self._session.script.set(devices=NO_GPUS)
-        if owner == SCRIPT:
+        if owner == SCRIPT_OWNER and problem.code in ("no-gpu", "no-device"):
+            yield tr("Run Without GPUs"), lambda: self._session.script.set_fields(devices=NO_GPU_DEVICES)
+        if owner == SCRIPT_OWNER:
             yield tr("Show the Script"), lambda: self._window.show_activity("launch")
-        if owner in (DRAFT, LAUNCH) and problem.cure:
-            yield spoken(fix_in_words(problem.cure)), partial(self._fix_draft, problem)
-        if owner == DRAFT and problem.line is not None:
+        if owner in (DRAFT_OWNER, LAUNCH_OWNER) and problem.cure:
+            yield translate(format_fix(problem.cure)), partial(self._apply_to_draft, problem)
+        if owner == DRAFT_OWNER and problem.line is not None:
             yield tr("Go to Line"), partial(self._show_config, problem.line)
-        if owner == LAUNCH:
+        if owner == LAUNCH_OWNER:
             yield tr("Dismiss"), self._dismiss
-        if owner == DEVICES:
-            yield tr("Show Devices"), self._watch.show
-            yield tr("Dismiss"), self._watch.dismiss
+        if owner == DEVICES_OWNER:
+            yield tr("Show Devices"), self._device_monitor.show
+            yield tr("Dismiss"), self._device_monitor.dismiss
 
-    def _of_fix(self, entry: ListedProblem) -> Iterator[Action]:
+    def _fix_actions(self, entry: ListedProblem) -> Iterator[ToastAction]:
         run = self._fixable_run(entry)
         if run is not None:
-            yield self.label(run, entry.problem.cure), partial(self.take, run.run.path, entry.problem.cure)
+            yield (
+                self.button_label(run, entry.problem.cure),
+                partial(self.apply, run.run_dir.path, entry.problem.cure),
+            )
 
-    def _of_run(self, entry: ListedProblem) -> Iterator[Action]:
+    def _run_actions(self, entry: ListedProblem) -> Iterator[ToastAction]:
         """What else there is to do about a run, and about the machine."""
         problem, run = entry.problem, entry.run
-        if run is not None and is_of_standstill(problem):
-            yield tr("Show Stacks"), partial(self._standstills.show_stacks, run)
+        if run is not None and is_hang_problem(problem):
+            yield tr("Show Stacks"), partial(self._hang_commands.show_stacks, run)
             yield tr("Stop Run"), partial(self._tabs.stop, run)
-        if may_explain(problem):
-            yield tr("Look the Machine Over"), self._doctor.show
+        if is_machine_problem(problem):
+            yield tr("Look the Machine Over"), self._doctor_tab.show
         if run is None:
             return
         if is_memory_problem(problem):
             yield tr("Why Out of Memory"), partial(self.explain, run)
         if problem.path == "strategy.sync_batchnorm" and not problem.cure:
             yield tr("Sync Batch Norms"), partial(self._alerts.sync_batch_norms, run)
-        if problem.code != CODE:
+        if problem.code != IMBALANCE_CODE:
             yield tr("Show Output"), partial(self._show_output, entry)
             yield tr("Open Its Folder"), partial(self._tabs.reveal, run)
-        elif better := self._alerts.better_for(run):
+        elif better := self._alerts.balanced_strategy(run):
             # Run again with the strategy that does without the imbalance.
             use = partial(self._alerts.use_strategy, run, better)
             yield tr("Use {strategy}", strategy=strategy_title(better)), use
 
-    def _fix_draft(self, problem: Problem) -> None:
+    def _apply_to_draft(self, problem: Problem) -> None:
         self._session.draft.apply_fix(problem.cure)
         self._dismiss()
 
     def _rehearse(self) -> None:
-        all_hosts: dict[Place, object] = {PLACE: REHEARSAL}
-        if self._session.choice.hosts:
+        all_hosts: dict[KeyPath, object] = {DEVICES_PATH: REHEARSAL_DEVICES}
+        if self._session.device_choice.hosts:
             all_hosts["hosts", "devices"] = None
         self._session.draft.set_values(all_hosts)
         self._dismiss()
 
     def _dismiss(self) -> None:
-        self._session.problems.set(LAUNCH, "", [])
+        self._session.problems.set(LAUNCH_OWNER, "", [])
 
     def _show_output(self, entry: ListedProblem) -> None:
         from rankdeck_app.views.output import OutputView
@@ -184,14 +200,16 @@ class Fixes(QObject):
 
     # The fix of a run
 
-    def label(self, run: LiveRun, changes: Changes) -> str:
+    def button_label(self, run: LiveRun, changes: Changes) -> str:
         """'Switch to DDP', 'Go On with train.accumulate = 2', 'Start Anew with DDP'."""
-        words = spoken(fix_name(changes))
-        if not can_go_on(run):
+        words = translate(changes_label(changes))
+        if not can_resume(run):
             return tr("Start Anew with {fix}", fix=words)
-        return tr("Switch to {fix}", fix=words) if STRATEGY in changes else tr("Go On with {fix}", fix=words)
+        return (
+            tr("Switch to {fix}", fix=words) if STRATEGY_KEY in changes else tr("Go On with {fix}", fix=words)
+        )
 
-    def look_at(self, entry: ListedProblem | None) -> None:
+    def preview_fix(self, entry: ListedProblem | None) -> None:
         """A problem is looked at, or none: its fix is shown over its run's bars."""
         run = None if entry is None else self._fixable_run(entry)
         if run is None or entry is None:
@@ -203,113 +221,115 @@ class Fixes(QObject):
         """The open run that a fix is for; None for a script's, which has no configuration to change."""
         if entry.run is None or not entry.problem.cure:
             return None
-        run = self._tabs.open_runs.of(entry.run)
+        run = self._tabs.open_runs.get(entry.run)
         return None if run is None or run.config is None else run
 
-    def take(self, path: Path, changes: Changes) -> None:
+    def apply(self, path: Path, changes: Changes) -> None:
         """Make the changes; nothing is stopped for what the run cannot take, or whose code is not trusted."""
-        run = self._tabs.open_runs.of(path)
+        run = self._tabs.open_runs.get(path)
         if run is None or run.config is None or path in self._stopping:
             return
         try:
-            config = with_changes(run.config, changes)
+            config = apply_changes(run.config, changes)
         except ConfigError as error:
-            self._say(path, tr("It stays as it is: {why}", why=in_words(error.problem).sentence))
+            self._show_toast(
+                path, tr("It stays as it is: {why}", why=translate_problem(error.problem).sentence)
+            )
             return
         self._session.fix_plans.hide()
-        self._launching.when_trusted(
-            partial(self._session.trust.untrusted_of, path, config),
-            partial(self._begin, path, config, changes),
+        self._launcher.when_trusted(
+            partial(self._session.trust.untrusted_folders_of_run, path, config),
+            partial(self._apply_trusted, path, config, changes),
         )
 
-    def _begin(self, path: Path, config: RunConfig, changes: Changes) -> None:
-        run = self._tabs.open_runs.of(path)
+    def _apply_trusted(self, path: Path, config: RunConfig, changes: Changes) -> None:
+        run = self._tabs.open_runs.get(path)
         if run is None:
             return
         if run.is_live:
-            self._save(path, changes)
-        elif can_go_on(run):
+            self._save_and_stop(path, changes)
+        elif can_resume(run):
             self._resume(path, changes)
         else:
-            self._launching.launch(config, lambda new: self._comparisons.open_compare([path, new]))
+            self._launcher.launch(config, lambda new: self._comparisons.open_comparison([path, new]))
 
-    def _save(self, path: Path, changes: Changes) -> None:
+    def _save_and_stop(self, path: Path, changes: Changes) -> None:
         self._tabs.open_runs.acquire(path)  # it is followed until it has stopped, also without its tab
-        timer = self._stopping[path] = QTimer(self, interval=_LOOK_MS)
-        timer.timeout.connect(partial(self._look, path, changes))
+        timer = self._stopping[path] = QTimer(self, interval=_POLL_MS)
+        timer.timeout.connect(partial(self._check_stopped, path, changes))
         words = tr(
             "{run}: a checkpoint is saved, then it stops and goes on with {fix}.",
-            run=self._session.runs.title_of(path),
-            fix=spoken(fix_name(changes)),
+            run=self._session.runs.get_title(path),
+            fix=translate(changes_label(changes)),
         )
-        self._window.toasts.show(words, key=_key(path))
+        self._window.toasts.show(words, key=_toast_key(path))
         call = self._session.engine.checkpoint(path)
 
         def saved(code: int, out: str, err: str) -> None:
             if path not in self._stopping:
                 return
             if code:
-                why = refusal_of(out, err)
+                why = command_error_text(out, err)
                 words = tr("It trains on as it was, no checkpoint could be saved: {why}", why=why)
-                self._give_up(path, words)
+                self._cancel(path, words)
                 return
             timer.start()
-            self._tabs.stop(path).answered.connect(stopped)
+            self._tabs.stop(path).finished.connect(stopped)
 
         def stopped(code: int, _out: str, _err: str) -> None:
             if code and path in self._stopping:
-                self._give_up(path, tr("It could not be stopped, and trains on as it was."))
+                self._cancel(path, tr("It could not be stopped, and trains on as it was."))
 
-        call.answered.connect(saved)
+        call.finished.connect(saved)
 
-    def _look(self, path: Path, changes: Changes) -> None:
+    def _check_stopped(self, path: Path, changes: Changes) -> None:
         """Whether it has stopped by now."""
-        run = self._tabs.open_runs.of(path)
+        run = self._tabs.open_runs.get(path)
         assert run is not None
         run.drain()
         if not run.is_over:
             return
         if run.outcome == "completed":
-            self._give_up(path, tr("It was through with its last step before it could be stopped."))
+            self._cancel(path, tr("It was through with its last step before it could be stopped."))
         else:
             self._resume(path, changes)
-            self._done(path)
+            self._finish(path)
 
     def _resume(self, path: Path, changes: Changes) -> None:
         before = self._newest_attempt(path)
-        launch = self._launching.begin_resume(path, options_of(changes))
+        launch = self._launcher.start_resume(path, cli_options(changes))
         if launch is None:
             return
 
         def arrived(_path: Path) -> None:
-            self._window.toasts.withdraw(_key(path))
-            self._comparisons.open_compare([RunAt(path, before), RunAt(path, before + 1)])
+            self._window.toasts.dismiss(_toast_key(path))
+            self._comparisons.open_comparison([RunRef(path, before), RunRef(path, before + 1)])
 
         def refused(problems: list[Problem]) -> None:
-            go_on = (tr("Resume as It Was"), partial(self._launching.resume, path))
+            go_on = (tr("Resume as It Was"), partial(self._launcher.resume, path))
             words = tr("It is stopped, and can be resumed as it was: {why}", why=problems[0].message)
-            self._say(path, words, [go_on])
+            self._show_toast(path, words, [go_on])
 
         launch.arrived.connect(arrived)
         launch.refused.connect(refused)
 
     def _newest_attempt(self, path: Path) -> int:
-        run = self._tabs.open_runs.of(path)
-        return max(run.fold.attempts, default=0) if run is not None else 0
+        run = self._tabs.open_runs.get(path)
+        return max(run.state.attempts, default=0) if run is not None else 0
 
-    def _give_up(self, path: Path, words: str) -> None:
-        self._say(path, words)
-        self._done(path)
+    def _cancel(self, path: Path, words: str) -> None:
+        self._show_toast(path, words)
+        self._finish(path)
 
-    def _done(self, path: Path) -> None:
+    def _finish(self, path: Path) -> None:
         timer = self._stopping.pop(path)
         timer.stop()
         timer.deleteLater()
         self._tabs.open_runs.release(path)
 
-    def _say(self, path: Path, words: str, actions: list[Action] | None = None) -> None:
-        said = tr("{run}: {words}", run=self._session.runs.title_of(path), words=words)
-        self._window.toasts.show(said, "warning", actions or [], key=_key(path))
+    def _show_toast(self, path: Path, words: str, actions: list[ToastAction] | None = None) -> None:
+        said = tr("{run}: {words}", run=self._session.runs.get_title(path), words=words)
+        self._window.toasts.show(said, "warning", actions or [], key=_toast_key(path))
 
     # Why a run ran out of memory: a page that follows its run as a tab does, which is read for either
 
@@ -320,32 +340,32 @@ class Fixes(QObject):
     def _make_page(self, wanted_id: str) -> Page:
         path = Path(wanted_id.partition(":")[2])
         if self._tabs.kind_of(path) != RUN:
-            raise PageUnavailable(tr("The run's folder is gone: {folder}", folder=path))
-        from rankdeck_app.views.memory_why import MemoryWhyPage
+            raise PageUnavailableError(tr("The run's folder is gone: {folder}", folder=path))
+        from rankdeck_app.views.out_of_memory_page import OutOfMemoryPage
 
         run = self._tabs.open_runs.acquire(path)
-        why = self._whys[path] = MemoryWhy(run, self._session.planner, self)
+        why = self._analyses[path] = OutOfMemoryAnalysis(run, self._session.planner, self)
         acts: Mapping[str, Callable[..., Any]] = {
-            "label": partial(self.label, run),
-            "take": partial(self.take, path),
-            "open_code": self._open_place,
-            "save": partial(self._comparisons.ask_report, path),
-            "closed": partial(self._leave, path),
+            "label": partial(self.button_label, run),
+            "take": partial(self.apply, path),
+            "open_code": self._open_location,
+            "save": partial(self._comparisons.ask_report_file, path),
+            "closed": partial(self._on_page_closed, path),
         }
-        return MemoryWhyPage(wanted_id, self._window.theme, self._window.clock, why, acts)
+        return OutOfMemoryPage(wanted_id, self._window.theme, self._window.clock, why, acts)
 
-    def _leave(self, path: Path) -> None:
-        why = self._whys.pop(path, None)
+    def _on_page_closed(self, path: Path) -> None:
+        why = self._analyses.pop(path, None)
         if why is not None:
             why.close()
             why.deleteLater()
             self._tabs.open_runs.release(path)
 
 
-def can_go_on(run: LiveRun) -> bool:
+def can_resume(run: LiveRun) -> bool:
     """Whether there is, or can be, a checkpoint that it goes on from."""
     return run.is_live or run.is_resumable
 
 
-def _key(path: Path) -> str:
+def _toast_key(path: Path) -> str:
     return f"{path}#cure"

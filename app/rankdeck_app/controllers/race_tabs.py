@@ -18,30 +18,30 @@ from rankdeck.config import RunConfig, from_text
 from rankdeck.config.naming import race_title
 from rankdeck.run.race import RUNNING, RaceEntry, entry_run
 from rankdeck_app.commands.table import Command
-from rankdeck_app.controllers.launching import Launching
+from rankdeck_app.controllers.launcher import Launcher
 from rankdeck_app.controllers.run_tabs import RACE, RACE_KIND, RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import tr
-from rankdeck_app.shell.page import Page, PageUnavailable
+from rankdeck_app.shell.page import Page, PageUnavailableError
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.draft_race import RaceWatch
-from rankdeck_app.state.plan import choose
+from rankdeck_app.state.draft_race import RaceMonitor
+from rankdeck_app.state.plan import choose_line
 
 
 class RaceTabs(QObject):
-    def __init__(self, window: MainWindow, session: Session, tabs: RunTabs, launching: Launching) -> None:
+    def __init__(self, window: MainWindow, session: Session, tabs: RunTabs, launching: Launcher) -> None:
         super().__init__(window)
         self._window = window
         self._session = session
         self._tabs = tabs
-        self._launching = launching
-        self._watches: dict[Path, RaceWatch] = {}
+        self._launcher = launching
+        self._watches: dict[Path, RaceMonitor] = {}
         window.editor.register_page_kind(RACE_KIND, self._make_page)
-        window.editor.active_page_changed.connect(self._set_facts)
-        session.runs.changed.connect(self._follow_names)
+        window.editor.active_page_changed.connect(self._update_context)
+        session.runs.changed.connect(self._update_titles)
         window.closing.connect(self._close)
 
-    def rows(self) -> list[Command]:
+    def commands(self) -> list[Command]:
         title, stop, menu = phrase("Run: Race What Fits"), phrase("Run: Stop the Race"), "Run/1_control"
         return [
             Command("race.start", title, self.race_draft, ("Ctrl+K F5",), "raceable", menu),
@@ -50,33 +50,33 @@ class RaceTabs(QObject):
 
     def race_draft(self) -> None:
         """Race every strategy that fits on the draft's devices, asking first whether its code is trusted."""
-        config, blocker = self._session.draft.config, self._launching.form_blocker()
+        config, blocker = self._session.draft.config, self._launcher.form_blocker()
         if blocker is not None:
-            self._launching.refused(tr("The race"), [blocker])
+            self._launcher.show_refusal(tr("The race"), [blocker])
         elif config is not None:
-            self._launching.when_trusted(config.code_folders, partial(self._begin, config))
+            self._launcher.when_trusted(config.code_folders, partial(self._start, config))
 
-    def _begin(self, config: RunConfig, options: Sequence[str] = ()) -> None:
+    def _start(self, config: RunConfig, options: Sequence[str] = ()) -> None:
         workspace = self._session.workspace
-        title = race_title(config, self._session.hosts.num_chosen(config))
+        title = race_title(config, self._session.hosts.count_devices(config))
         launch = self._session.engine.race(
             title, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder, options=options
         )
-        self._launching.show_starting(launch, self._tabs.open)
+        self._launcher.show_starting_page(launch, self._tabs.open)
 
-    def _race_again(self, watch: RaceWatch) -> None:
+    def _race_again(self, watch: RaceMonitor) -> None:
         """Race the strategies of a race once more, as it was asked for."""
         race, folder = watch.race, watch.folder
         if race is None:
             return
-        names = ",".join(dict.fromkeys(entry.strategy for entry in race.field))
+        names = ",".join(dict.fromkeys(entry.strategy for entry in race.unique_entries))
         options = ("--only", names, "--steps", str(race.steps))
 
         def begin(config: RunConfig) -> None:
-            self._launching.when_trusted(config.code_folders, partial(self._begin, config, options))
+            self._launcher.when_trusted(config.code_folders, partial(self._start, config, options))
 
-        self._session.disk.do(
-            lambda: from_text(read_text(folder.asked), folder=folder.path),
+        self._session.io_thread.submit(
+            lambda: from_text(read_text(folder.request_file), folder=folder.path),
             begin,
             lambda error: self._window.toasts.error(tr("The race could not be started: {why}", why=error)),
         )
@@ -84,19 +84,19 @@ class RaceTabs(QObject):
     def _make_page(self, page_id: str) -> Page:
         path = Path(page_id.partition(":")[2])
         if self._tabs.kind_of(path) != RACE:
-            raise PageUnavailable(tr("The race's folder is gone: {folder}", folder=path))
+            raise PageUnavailableError(tr("The race's folder is gone: {folder}", folder=path))
         from rankdeck_app.views.race.page import RacePage
 
-        watch = self._watches[path] = RaceWatch(path, self)
-        watch.changed.connect(self._set_facts)
-        page = RacePage(page_id, watch, self._window.theme, closed=partial(self._leave, watch))
-        page.again_asked.connect(partial(self._race_again, watch))
-        page.stop_asked.connect(partial(self._stop, watch))
+        watch = self._watches[path] = RaceMonitor(path, self)
+        watch.changed.connect(self._update_context)
+        page = RacePage(page_id, watch, self._window.theme, on_closed=partial(self._on_page_closed, watch))
+        page.again_requested.connect(partial(self._race_again, watch))
+        page.stop_requested.connect(partial(self._stop, watch))
         page.entry_opened.connect(partial(self._open_entry, watch))
-        page.winner_used.connect(self.use)
+        page.winner_used.connect(self.use_winner)
         return page
 
-    def _set_facts(self, _page: object = None) -> None:
+    def _update_context(self, _page: object = None) -> None:
         page = self._window.editor.active_page()
         kind, _, path = ("" if page is None else page.page_id).partition(":")
         watch = self._watches.get(Path(path)) if kind == RACE_KIND else None
@@ -110,30 +110,30 @@ class RaceTabs(QObject):
         if isinstance(page, RacePage):
             page.stop()
 
-    def _stop(self, watch: RaceWatch) -> None:
+    def _stop(self, watch: RaceMonitor) -> None:
         call = self._session.engine.stop(watch.folder.path)
         self._tabs.report_answer(call, tr("The race could not be stopped."))
 
-    def _open_entry(self, watch: RaceWatch, entry: RaceEntry) -> None:
+    def _open_entry(self, watch: RaceMonitor, entry: RaceEntry) -> None:
         run = entry_run(watch.folder, entry)
         if entry.state == "waiting":
             self._window.toasts.info(tr("{entry} has not raced yet.", entry=entry.label))
         else:
             self._tabs.open(run.path)
 
-    def use(self, entry: RaceEntry) -> None:
+    def use_winner(self, entry: RaceEntry) -> None:
         """Make the winner's strategy the draft's, and say so where it is seen."""
-        choose(self._session.draft, entry.predicted)
+        choose_line(self._session.draft, entry.predicted)
         self._window.show_activity("launch")
 
-    def _follow_names(self) -> None:
+    def _update_titles(self) -> None:
         """A race that was renamed is called so in its tab."""
         for path, watch in self._watches.items():
-            info = self._session.runs.info_of(path)
+            info = self._session.runs.find_info(path)
             if info is not None and watch.race is not None and watch.race.title != info.title:
-                watch.look()
+                watch.poll()
 
-    def _leave(self, watch: RaceWatch) -> None:
+    def _on_page_closed(self, watch: RaceMonitor) -> None:
         """A tab of a race is gone; another of it may have been opened since."""
         if self._watches.get(watch.folder.path) is watch:
             del self._watches[watch.folder.path]

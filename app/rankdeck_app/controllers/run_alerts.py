@@ -13,34 +13,34 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, QTimer
 
 from rankdeck.base.errors import Problem
-from rankdeck.diagnose.findings import RULES, Findings, SeenRun
-from rankdeck.diagnose.findings.machine import CODE, ImbalanceAlert
-from rankdeck.diagnose.fixes import EVENLY, STRATEGY, Changes
+from rankdeck.diagnose.findings import FINDING_RULES, FindingTracker, RuleContext
+from rankdeck.diagnose.findings.machine import IMBALANCE_CODE, ImbalanceAlert
+from rankdeck.diagnose.fixes import EVEN_STRATEGY, STRATEGY_KEY, Changes
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
-from rankdeck_app.language import in_words, tr
-from rankdeck_app.shell.toasts import Once
+from rankdeck_app.language import tr, translate_problem
+from rankdeck_app.shell.toasts import OneTimeAction
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.widgets.run_list import strategy_title
 
 if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
-    from rankdeck_app.state.run_answers import RunAnswers
+    from rankdeck_app.state.run_view import RunView
 
 
-_RULES = [rule for rule in RULES if rule.code != CODE]
+_RULES = [rule for rule in FINDING_RULES if rule.code != IMBALANCE_CODE]
 """All but the imbalance, which has a toast and a button of its own."""
-_EVERY_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 """How often they look at a run."""
 
 
-class _Followed:
+class _AlertState:
     """What is known of an open run from one look to the next."""
 
     def __init__(self) -> None:
         self.imbalance = ImbalanceAlert()
-        self.findings = Findings(_RULES)
-        self.looked_s = -_EVERY_S
+        self.findings = FindingTracker(_RULES)
+        self.checked_s = -_CHECK_INTERVAL_S
 
 
 class RunAlerts(QObject):
@@ -51,122 +51,122 @@ class RunAlerts(QObject):
         self._window = window
         self._session = session
         self._tabs = tabs
-        self._followed: dict[Path, _Followed] = {}
+        self._states: dict[Path, _AlertState] = {}
         self._announced: set[Path] = set()
-        self._later: set[LiveRun] = set()
-        self._timer = QTimer(self, singleShot=True, interval=round(1000 * _EVERY_S))
-        self._timer.timeout.connect(self._look_later)
-        tabs.open_runs.opened.connect(self._opened)
-        tabs.open_runs.closed.connect(self._closed)
+        self._postponed: set[LiveRun] = set()
+        self._timer = QTimer(self, singleShot=True, interval=round(1000 * _CHECK_INTERVAL_S))
+        self._timer.timeout.connect(self._check_postponed)
+        tabs.open_runs.opened.connect(self._on_run_opened)
+        tabs.open_runs.closed.connect(self._on_run_closed)
 
-    def _opened(self, run: LiveRun) -> None:
-        self._followed[run.run.path] = _Followed()
-        run.changed.connect(lambda _what: self._look(run))
-        run.time.arrived.connect(lambda: self._look(run, at_once=True))
+    def _on_run_opened(self, run: LiveRun) -> None:
+        self._states[run.run_dir.path] = _AlertState()
+        run.changed.connect(lambda _what: self._check(run))
+        run.time_machine.past_loaded.connect(lambda: self._check(run, at_once=True))
 
-    def _closed(self, run: LiveRun) -> None:
-        self._followed.pop(run.run.path, None)
-        self._later.discard(run)
-        for owner in (_owner(run.run.path), _findings_owner(run.run.path)):
+    def _on_run_closed(self, run: LiveRun) -> None:
+        self._states.pop(run.run_dir.path, None)
+        self._postponed.discard(run)
+        for owner in (_imbalance_owner(run.run_dir.path), _findings_owner(run.run_dir.path)):
             self._session.problems.set(owner, "", [])
 
-    def _look(self, run: LiveRun, *, at_once: bool = False) -> None:
+    def _check(self, run: LiveRun, *, at_once: bool = False) -> None:
         """At the moment that is shown of it; a toast speaks of now only."""
-        followed, shown = self._followed.get(run.run.path), run.shown
+        followed, shown = self._states.get(run.run_dir.path), run.viewed
         if followed is None:
             return
-        if at_once or run.is_over or time.monotonic() - followed.looked_s >= _EVERY_S:
-            self._find(run, followed)
+        if at_once or run.is_over or time.monotonic() - followed.checked_s >= _CHECK_INTERVAL_S:
+            self._run_rules(run, followed)
         else:
-            self._later.add(run)
+            self._postponed.add(run)
             if not self._timer.isActive():
                 self._timer.start()
         if shown is not run:
-            self._list(run, _problem_of(shown, ImbalanceAlert()))
+            self._list_imbalance(run, _imbalance_problem(shown, ImbalanceAlert()))
             return
-        problem = _problem_of(run, followed.imbalance)
-        self._list(run, problem)
-        if problem is not None and run.is_live and run.run.path not in self._announced:
-            self._announced.add(run.run.path)
-            self._say(run, problem)
+        problem = _imbalance_problem(run, followed.imbalance)
+        self._list_imbalance(run, problem)
+        if problem is not None and run.is_live and run.run_dir.path not in self._announced:
+            self._announced.add(run.run_dir.path)
+            self._show_toast(run, problem)
         elif problem is not None:
-            self._window.toasts.restate(_owner(run.run.path), _said(run, problem))
+            self._window.toasts.update_text(_imbalance_owner(run.run_dir.path), _toast_text(run, problem))
 
-    def _look_later(self) -> None:
-        later, self._later = self._later, set()
+    def _check_postponed(self) -> None:
+        later, self._postponed = self._postponed, set()
         for run in later:
-            self._find(run, self._followed[run.run.path])
+            self._run_rules(run, self._states[run.run_dir.path])
 
-    def _find(self, run: LiveRun, followed: _Followed) -> None:
+    def _run_rules(self, run: LiveRun, followed: _AlertState) -> None:
         """What the rules say of the moment that is shown."""
-        followed.looked_s, shown = time.monotonic(), run.shown
-        findings = followed.findings if shown is run else Findings(_RULES)
-        found = findings.look(SeenRun(shown.fold, shown.config, is_over=shown.is_over))
-        self._session.problems.set(_findings_owner(run.run.path), run.title, found, run.run.path)
+        followed.checked_s, shown = time.monotonic(), run.viewed
+        findings = followed.findings if shown is run else FindingTracker(_RULES)
+        found = findings.check(RuleContext(shown.state, shown.config, is_over=shown.is_over))
+        self._session.problems.set(_findings_owner(run.run_dir.path), run.title, found, run.run_dir.path)
 
-    def _list(self, run: LiveRun, problem: Problem | None) -> None:
+    def _list_imbalance(self, run: LiveRun, problem: Problem | None) -> None:
         listed = [] if problem is None else [problem]
-        self._session.problems.set(_owner(run.run.path), run.title, listed, run.run.path)
+        self._session.problems.set(_imbalance_owner(run.run_dir.path), run.title, listed, run.run_dir.path)
 
-    def _say(self, run: LiveRun, problem: Problem) -> None:
+    def _show_toast(self, run: LiveRun, problem: Problem) -> None:
         """Once for a run that trains: what is wrong, and the strategy that does without it. Nothing while the
         list of problems is on show, which says it, too.
         """
-        better, panel = EVENLY.get(run.strategy or ""), self._window.panel
-        if better is None or (panel.isVisible() and panel.shown == "problems"):
+        better, panel = EVEN_STRATEGY.get(run.strategy or ""), self._window.panel
+        if better is None or (panel.isVisible() and panel.current_id == "problems"):
             return
-        path = run.run.path
+        path = run.run_dir.path
         use = (tr("Use {strategy}", strategy=strategy_title(better)), lambda: self.use_strategy(path, better))
-        self._window.toasts.show(_said(run, problem), "warning", [use], key=_owner(path))
+        self._window.toasts.show(_toast_text(run, problem), "warning", [use], key=_imbalance_owner(path))
 
-    def better_for(self, path: Path | None) -> str | None:
+    def balanced_strategy(self, path: Path | None) -> str | None:
         """The strategy that does what this run does, without its imbalance."""
-        run = None if path is None else self._tabs.open_runs.of(path)
-        return None if run is None else EVENLY.get(run.strategy or "")
+        run = None if path is None else self._tabs.open_runs.get(path)
+        return None if run is None else EVEN_STRATEGY.get(run.strategy or "")
 
     def use_strategy(self, path: Path, strategy: str) -> None:
         """Make the run's configuration with another strategy the draft."""
         text = tr("The next run uses {strategy}; Launch starts it.", strategy=strategy_title(strategy))
-        self._use(path, {STRATEGY: strategy}, text)
+        self._apply_to_draft(path, {STRATEGY_KEY: strategy}, text)
 
     def sync_batch_norms(self, path: Path) -> None:
         """Make the run's configuration the draft, with batch norms over all devices."""
         text = tr("The next run's batch norms see all devices; Launch starts it.")
-        self._use(path, {"strategy.sync_batchnorm": True}, text)
+        self._apply_to_draft(path, {"strategy.sync_batchnorm": True}, text)
 
-    def _use(self, path: Path, changes: Changes, text: str) -> None:
+    def _apply_to_draft(self, path: Path, changes: Changes, text: str) -> None:
         """The run's configuration, changed, as the draft; one that was edited can be brought back."""
         draft = self._session.draft
         before, was_edited = draft.snapshot(), draft.is_edited
 
         def used() -> None:
             draft.apply_fix(changes)
-            undo = (tr("Bring Mine Back"), Once(lambda: draft.bring_back(before)))
+            undo = (tr("Bring Mine Back"), OneTimeAction(lambda: draft.restore_snapshot(before)))
             self._window.toasts.show(text, actions=[undo] if was_edited else [])
 
         self._tabs.use_configuration(path, used)
 
 
-def _problem_of(run: RunAnswers, alert: ImbalanceAlert) -> Problem | None:
-    held = {place: run.memory_of(device) for place, device in enumerate(run.devices)}
+def _imbalance_problem(run: RunView, alert: ImbalanceAlert) -> Problem | None:
+    held = {place: run.device_memory(device) for place, device in enumerate(run.devices)}
     known = {place: memory.peak_by_kind for place, memory in held.items() if memory is not None}
     kinds = {place: by_kind for place, by_kind in known.items() if by_kind is not None}
-    labels = {place: run.label_of(device) for place, device in enumerate(run.devices)}
+    labels = {place: run.device_label(device) for place, device in enumerate(run.devices)}
     can_change = run.config is not None
-    return alert.look(run.imbalance, labels, kinds, _strategy_of(run), can_change=can_change)
+    return alert.update(run.imbalance, labels, kinds, _strategy_of(run), can_change=can_change)
 
 
-def _strategy_of(run: RunAnswers) -> str | None:
+def _strategy_of(run: RunView) -> str | None:
     """The strategy, or of a script the one that its parallel wrapper is."""
-    lead = run.fold.script.lead
+    lead = run.state.script.lead_observation
     return "dp" if lead is not None and lead.wrapper == "DataParallel" else run.strategy
 
 
-def _said(run: LiveRun, problem: Problem) -> str:
-    return tr("{run}: {words}", run=run.title, words=in_words(problem).message)
+def _toast_text(run: LiveRun, problem: Problem) -> str:
+    return tr("{run}: {words}", run=run.title, words=translate_problem(problem).message)
 
 
-def _owner(path: Path) -> str:
+def _imbalance_owner(path: Path) -> str:
     return f"{path}#imbalance"
 
 

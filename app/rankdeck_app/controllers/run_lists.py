@@ -16,9 +16,9 @@ from PySide6.QtWidgets import QApplication, QWidget
 from rankdeck.base.phrases import phrase
 from rankdeck.run.row import RunInfo
 from rankdeck_app.commands.table import Command
-from rankdeck_app.controllers.launching import Launching
-from rankdeck_app.controllers.run_acts import RunActs
-from rankdeck_app.controllers.run_keeping import RunKeeping
+from rankdeck_app.controllers.launcher import Launcher
+from rankdeck_app.controllers.run_actions import RunActions
+from rankdeck_app.controllers.run_organizer import RunOrganizer
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
@@ -26,14 +26,14 @@ from rankdeck_app.controllers.view_commands import AppCommands
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.kept_file import KeptFile
+from rankdeck_app.state.state_file import StateFile
 
 if TYPE_CHECKING:
     from rankdeck_app.views.runs import RunsView
     from rankdeck_app.views.runs_page import RunsPage
 
 PAGE_KIND = "runs"
-_MOST_FOLDERS = 100
+_MAX_FOLDERS = 100
 
 
 class RunLists(QObject):
@@ -42,14 +42,14 @@ class RunLists(QObject):
         window: MainWindow,
         session: Session,
         tabs: RunTabs,
-        launching: Launching,
+        launching: Launcher,
         scripts: Scripts,
         actions: AppCommands,
     ) -> None:
         super().__init__(window)
         self._window, self._session, self._tabs = window, session, tabs
-        self.keeping = keeping = RunKeeping(window, session)
-        self.acts = RunActs(
+        self.organizer = keeping = RunOrganizer(window, session)
+        self.actions = RunActions(
             window,
             {
                 "open": self._open_all,
@@ -62,41 +62,41 @@ class RunLists(QObject):
                 "tags": keeping.ask_tags,
                 "note": lambda infos: keeping.ask_note(infos[0]),
                 "archive": keeping.archive,
-                "unarchive": partial(keeping.archive, away=False),
+                "unarchive": partial(keeping.archive, is_archived=False),
                 "reveal": lambda infos: tabs.reveal(infos[0].path),
                 "copy": lambda infos: tabs.copy_paths([info.path for info in infos]),
                 "trash": keeping.trash,
             },
         )
         self._tables: dict[str, Any] = {}
-        self._kept = KeptFile(
+        self._state_file = StateFile(
             window.services.state_folder / "runs_table.json",
             lambda: {"tables": self._tables},
             self,
-            disk=window.services.disk,
+            io_thread=window.services.io_thread,
         )
-        self._read_kept()
+        self._load_tables()
         window.editor.register_page_kind(PAGE_KIND, self._make_page, tr("Runs"))
 
     @property
     def selected_runs(self) -> list[RunInfo]:
         """The runs that commands act on."""
-        return self.acts.selected_runs
+        return self.actions.selected_runs
 
-    def rows(self) -> list[Command]:
+    def commands(self) -> list[Command]:
         show = Command(
             "runs.table", phrase("View: Runs as a Table"), self.show, ("Ctrl+K R",), menu="View/3_activities"
         )
         find = Command(
-            "runs.find", phrase("Runs: Search"), self._find, ("Ctrl+F",), "runsFocus", palette=False
+            "runs.find", phrase("Runs: Search"), self._focus_search, ("Ctrl+F",), "runsFocus", palette=False
         )
-        return [show, find, *self.acts.rows()]
+        return [show, find, *self.actions.commands()]
 
     def show(self) -> None:
         self._window.editor.open(f"{PAGE_KIND}:")
 
     def close(self) -> None:
-        self._kept.close()
+        self._state_file.close()
 
     # The page
 
@@ -106,27 +106,27 @@ class RunLists(QObject):
         page = RunsPage(page_id, self._window.theme, self._session.runs)
         page.restore_table(self._tables.get(self._folder, {}))
         page.opened.connect(lambda info: self._tabs.open(info.path))
-        page.looked_at.connect(lambda info: self._look_at(info, page))
-        page.renamed.connect(self.keeping.rename)
-        page.menu_asked.connect(lambda at: self._open_menu(page.selected_runs(), page, at))
-        page.layout_changed.connect(lambda: self._keep(page))
-        page.chosen_changed.connect(self._follow_soon)
-        page.focus_changed.connect(self._follow_soon)
+        page.preview_requested.connect(lambda info: self._preview(info, page))
+        page.renamed.connect(self.organizer.rename)
+        page.menu_requested.connect(lambda at: self._open_menu(page.selected_runs(), page, at))
+        page.layout_changed.connect(lambda: self._save_table(page))
+        page.selection_changed.connect(self._update_selection_soon)
+        page.focus_changed.connect(self._update_selection_soon)
         return page
 
-    def side_view(self) -> RunsView:
+    def make_side_view(self) -> RunsView:
         """The view of the activity Runs."""
         from rankdeck_app.views.runs import RunsView
 
-        view = RunsView(self._window.theme, self._session.runs, self.acts.menu)
+        view = RunsView(self._window.theme, self._session.runs, self.actions.build_menu)
         view.opened.connect(lambda info: self._tabs.open(info.path))
-        view.looked_at.connect(lambda info: self._look_at(info, None))
-        view.table_asked.connect(self.show)
-        view.chosen_changed.connect(self._follow_soon)
-        view.focus_changed.connect(self._follow_soon)
+        view.preview_requested.connect(lambda info: self._preview(info, None))
+        view.table_requested.connect(self.show)
+        view.selection_changed.connect(self._update_selection_soon)
+        view.focus_changed.connect(self._update_selection_soon)
         return view
 
-    def _look_at(self, info: RunInfo, beside: Page | None) -> None:
+    def _preview(self, info: RunInfo, beside: Page | None) -> None:
         self._tabs.open(info.path, focus=False, preview=True, beside=beside)
 
     def _open_all(self, infos: list[RunInfo]) -> None:
@@ -139,51 +139,51 @@ class RunLists(QObject):
 
     def _open_menu(self, infos: list[RunInfo], parent: QWidget, at: QPoint) -> None:
         if infos:
-            menu = self.acts.menu(infos, parent)
+            menu = self.actions.build_menu(infos, parent)
             menu.aboutToHide.connect(menu.deleteLater)
             menu.popup(at)
 
     def _rename(self, infos: list[RunInfo]) -> None:
         """In its place in the table; from the side bar in the palette's box."""
-        used = self._list_in_use()
-        if used is not None and used.renames_in_place:
+        used = self._focused_list()
+        if used is not None and used.can_rename_inline:
             used.rename(infos[0].path)
         else:
-            self.keeping.ask_name(infos[0])
+            self.organizer.ask_name(infos[0])
 
-    def _find(self) -> None:
-        used = self._list_in_use()
+    def _focus_search(self) -> None:
+        used = self._focused_list()
         if used is not None:
-            used.begin_search()
+            used.focus_search()
 
     # Which list has the keyboard
 
-    def runs_in_use(self) -> list[RunInfo]:
+    def current_selection(self) -> list[RunInfo]:
         """The runs that are selected in the list that has the keyboard, else in the table on show."""
         from rankdeck_app.views.runs_page import RunsPage
 
         page = self._window.editor.active_page()
         of_table = page.selected_runs() if isinstance(page, RunsPage) else []
-        return self.acts.selected_runs or of_table
+        return self.actions.selected_runs or of_table
 
-    def _list_in_use(self) -> Any:
+    def _focused_list(self) -> Any:
         """The RunsPage or RunsView that the keyboard is in, or None."""
         focused = QApplication.focusWidget()
-        while focused is not None and not hasattr(focused, "renames_in_place"):
+        while focused is not None and not hasattr(focused, "can_rename_inline"):
             focused = focused.parentWidget()
         return focused
 
-    def _follow_soon(self) -> None:
+    def _update_selection_soon(self) -> None:
         """Once the keyboard is where it goes; a menu or the palette over a list changes nothing."""
-        QTimer.singleShot(0, self, self._follow)
+        QTimer.singleShot(0, self, self._update_selection)
 
-    def _follow(self) -> None:
-        if QApplication.activePopupWidget() is not None or self._window.palette_box.isVisible():
+    def _update_selection(self) -> None:
+        if QApplication.activePopupWidget() is not None or self._window.command_palette.isVisible():
             return
-        used, focused = self._list_in_use(), QApplication.focusWidget()
+        used, focused = self._focused_list(), QApplication.focusWidget()
         is_in_list = used is not None and focused in (used.focusProxy(), used)
         self._window.context.set("runsFocus", used is not None)
-        self.acts.choose(used.selected_runs() if used is not None and is_in_list else [])
+        self.actions.select(used.selected_runs() if used is not None and is_in_list else [])
 
     # What stays
 
@@ -191,14 +191,14 @@ class RunLists(QObject):
     def _folder(self) -> str:
         return str(self._session.workspace.folder)
 
-    def _keep(self, page: RunsPage) -> None:
+    def _save_table(self, page: RunsPage) -> None:
         self._tables.pop(self._folder, None)
         self._tables[self._folder] = page.table_state()
-        for folder in list(self._tables)[:-_MOST_FOLDERS]:
+        for folder in list(self._tables)[:-_MAX_FOLDERS]:
             del self._tables[folder]
-        self._kept.save_soon()
+        self._state_file.save_soon()
 
-    def _read_kept(self) -> None:
-        tables = self._kept.read().get("tables")
+    def _load_tables(self) -> None:
+        tables = self._state_file.read().get("tables")
         if isinstance(tables, dict):
             self._tables = {key: one for key, one in tables.items() if isinstance(one, dict)}

@@ -18,24 +18,24 @@ from PySide6.QtGui import QDesktopServices, QGuiApplication
 from rankdeck.base import files
 from rankdeck.base.units import format_loss
 from rankdeck.diagnose.fixes import is_memory_problem
-from rankdeck.run.batch import Changed
-from rankdeck.run.imbalance import lead_of
+from rankdeck.run.batch import RunChange
+from rankdeck.run.imbalance import lead_device
 from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck.run.row import RunInfo
-from rankdeck.rundir import RaceDir, RunDir, is_race, is_run
-from rankdeck_app.controllers import run_words
+from rankdeck.run_dir import RaceDir, RunDir, is_race, is_run
+from rankdeck_app.controllers import run_text
+from rankdeck_app.controllers.restored_tabs import RestoredTabs
 from rankdeck_app.controllers.session import Session
-from rankdeck_app.controllers.unseen_tabs import UnseenTabs
 from rankdeck_app.language import tr
-from rankdeck_app.shell.page import Page, PageUnavailable
-from rankdeck_app.shell.toasts import Action
+from rankdeck_app.shell.page import Page, PageUnavailableError
+from rankdeck_app.shell.toasts import ToastAction
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.copying import Copying, is_copy
-from rankdeck_app.state.draft import FROM_RUN
-from rankdeck_app.state.engine_process import EngineCall, refusal_of, saved_by
+from rankdeck_app.state.draft import RUN_ORIGIN_PREFIX
+from rankdeck_app.state.engine_process import EngineCall, checkpoint_saved_text, command_error_text
 from rankdeck_app.state.open_runs import OpenRuns
-from rankdeck_app.state.run_keeper import title_on_disk
-from rankdeck_app.widgets.run_list import outcome_look
+from rankdeck_app.state.run_copier import RunCopier, is_copy
+from rankdeck_app.state.run_store import read_title
+from rankdeck_app.widgets.run_list import outcome_style
 
 if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 PAGE_KIND, RACE_KIND = "run", "race"
 RUN, RACE = "run", "race"
 # Text that changes faster cannot be read.
-FIGURES_EVERY_MS = 250
-_ENDED = "runs ended"
+STATUS_INTERVAL_MS = 250
+_ENDED_TOAST_KEY = "runs ended"
 
 
 class RunTabs(QObject):
-    """`current_changed` carries the current LiveRun or None; `figures_changed` comes a few times a second."""
+    """`current_changed` carries the current LiveRun or None; `metrics_changed` comes a few times a second."""
 
     current_changed = Signal(object)
-    figures_changed = Signal()
+    metrics_changed = Signal()
 
     def __init__(self, window: MainWindow, session: Session) -> None:
         super().__init__(window)
@@ -62,18 +62,18 @@ class RunTabs(QObject):
         self.launched: dict[Path, str] = {}
         """The runs that this window has started, and what each was called then."""
         self._kinds: dict[Path, str] = {}
-        self._seen_alive: set[Path] = set()
-        self._ended: list[RunInfo] = []
+        self._paths_observed_alive: set[Path] = set()
+        self._ended_runs: list[RunInfo] = []
         """What the toast about runs that are over, while it is shown, tells of."""
-        self._telling = QTimer(self, singleShot=True, interval=FIGURES_EVERY_MS)
-        self._telling.timeout.connect(self._show_figures)
-        self.open_runs.opened.connect(self._opened)
-        self.open_runs.closed.connect(self._closed)
+        self._status_timer = QTimer(self, singleShot=True, interval=STATUS_INTERVAL_MS)
+        self._status_timer.timeout.connect(self._show_status)
+        self.open_runs.opened.connect(self._on_run_opened)
+        self.open_runs.closed.connect(self._on_run_closed)
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
-        window.editor.active_page_changed.connect(self._follow)
-        session.runs.ended.connect(self._say_ended)
-        self._unseen = UnseenTabs(window.editor, session.runs, self.open_runs, PAGE_KIND, self)
-        window.started.connect(self._unseen.start)
+        window.editor.active_page_changed.connect(self._on_page_activated)
+        session.runs.run_ended.connect(self._show_ended_toast)
+        self._restored_tabs = RestoredTabs(window.editor, session.runs, self.open_runs, PAGE_KIND, self)
+        window.started.connect(self._restored_tabs.start)
 
     # Opening
 
@@ -98,53 +98,57 @@ class RunTabs(QObject):
                 self._window.toasts.error(tr("{folder} is not the folder of a run.", folder=path))
             then()
 
-        if self._session.runs.info_of(path) is not None:
+        if self._session.runs.find_info(path) is not None:
             show(self.kind_of(path))
         else:
-            self._session.disk.do(partial(self._look, path), show)
+            self._session.io_thread.submit(partial(self._read_kind, path), show)
 
     def kind_of(self, path: Path) -> str:
         """RUN or RACE; "" where there is none. What a list shows was there a second ago; only of what
         comes back with the last session the disk is asked here."""
-        info = self._session.runs.info_of(path)
+        info = self._session.runs.find_info(path)
         if info is not None:
             self._kinds[path] = RUN if info.race is None else RACE
-        return self._kinds.get(path) or self._look(path)
+        return self._kinds.get(path) or self._read_kind(path)
 
-    def _look(self, path: Path) -> str:
+    def _read_kind(self, path: Path) -> str:
         self._kinds[path] = _kind_on_disk(path)
         return self._kinds[path]
 
     def _make_page(self, wanted_id: str) -> Page:
         path = Path(wanted_id.partition(":")[2])
         if self.kind_of(path) != RUN:
-            raise PageUnavailable(tr("The run's folder is gone: {folder}", folder=path))
+            raise PageUnavailableError(tr("The run's folder is gone: {folder}", folder=path))
         from rankdeck_app.views.dashboard.page import RunPage  # brings the plots
 
-        run = self.open_runs.acquire(path, self.launched.get(path) or self._session.runs.title_of(path))
-        self._session.predictions.follow(run)
+        run = self.open_runs.acquire(path, self.launched.get(path) or self._session.runs.get_title(path))
+        self._session.predictions.add_run(run)
         return RunPage(
             run,
             self._window.theme,
             self._window.clock,
             run_command=self._window.commands.run,
-            closed=lambda: self.open_runs.release(path),
+            on_closed=lambda: self.open_runs.release(path),
             layouts=self._session.layouts,
         )
 
-    def _opened(self, run: LiveRun) -> None:
-        if is_copy(run.run.path):
-            run.copying = copying = Copying(self._session.engine, self._session.disk, run.run.path, run)
-            run.outcome_changed.connect(copying.look)
-        run.changed.connect(partial(self._changed, run))
+    def _on_run_opened(self, run: LiveRun) -> None:
+        if is_copy(run.run_dir.path):
+            run.copier = copying = RunCopier(
+                self._session.engine, self._session.io_thread, run.run_dir.path, run
+            )
+            run.outcome_changed.connect(copying.update_outcome)
+        run.changed.connect(partial(self._on_run_changed, run))
         run.outcome_changed.connect(lambda _outcome: self._list_problems(run))
         run.outcome_changed.connect(partial(self._show_failure, run))
-        run.outcome_changed.connect(lambda _outcome: self._follow(self._window.editor.active_page()))
-        run.time.arrived.connect(lambda: self._list_problems(run))
+        run.outcome_changed.connect(
+            lambda _outcome: self._on_page_activated(self._window.editor.active_page())
+        )
+        run.time_machine.past_loaded.connect(lambda: self._list_problems(run))
 
-    def _closed(self, run: LiveRun) -> None:
-        self._session.predictions.forget(run)
-        self._session.problems.set(str(run.run.path), run.name, [])
+    def _on_run_closed(self, run: LiveRun) -> None:
+        self._session.predictions.remove_run(run)
+        self._session.problems.set(str(run.run_dir.path), run.name, [])
         if run is self.current:
             self._set_current(None)
 
@@ -160,18 +164,18 @@ class RunTabs(QObject):
         def on_active() -> None:
             run = self.active()
             if run is not None:
-                act(run.run.path)
+                act(run.run_dir.path)
 
         return on_active
 
-    def _follow(self, page: Page | None) -> None:
+    def _on_page_activated(self, page: Page | None) -> None:
         run = _run_of(page)
         self._window.context.update(
             {
                 "activeRun": run is not None,
                 "activeRunAlive": run is not None and run.is_live,
                 "activeRunScript": run is not None and run.script is not None,
-                "activeRunStandsStill": run is not None and run.standstill is not None,
+                "activeRunStandsStill": run is not None and run.hang is not None,
                 "activeRunResumable": run is not None and run.is_resumable,
                 "activeRunAgain": run is not None and run.is_over,
                 "activeRunCure": run is not None and run.is_over and bool(run.fix_changes),
@@ -181,47 +185,47 @@ class RunTabs(QObject):
         if run is not None and run is not self.current:
             self._set_current(run)
         else:
-            self._show_figures()
+            self._show_status()
 
     def _set_current(self, run: LiveRun | None) -> None:
         self.current = run
-        self._session.problems.show_run(None if run is None else run.run.path)
+        self._session.problems.set_shown_run(None if run is None else run.run_dir.path)
         self.current_changed.emit(run)
-        self._show_figures()
+        self._show_status()
 
-    def _changed(self, run: LiveRun, what: Changed) -> None:
-        if what & Changed.PROBLEMS:
+    def _on_run_changed(self, run: LiveRun, what: RunChange) -> None:
+        if what & RunChange.PROBLEMS:
             self._list_problems(run)
-            self._follow(self._window.editor.active_page())
+            self._on_page_activated(self._window.editor.active_page())
         if run is not self.current:
             return
         if not run.is_live:
-            self._show_figures()
-        elif not self._telling.isActive():
-            self._telling.start()
+            self._show_status()
+        elif not self._status_timer.isActive():
+            self._status_timer.start()
 
     # Acting on it
 
     def stop(self, path: Path, *, now: bool = False) -> EngineCall:
         """Ask a run to end; a toast says where that could not be asked."""
         call = self._session.engine.stop(path, now=now)
-        if (run := self.open_runs.of(path)) is not None:
-            run.expect_stop()
-        self._show_figures()
+        if (run := self.open_runs.get(path)) is not None:
+            run.mark_stopping()
+        self._show_status()
 
         def answered(code: int, _out: str, _err: str) -> None:
-            if code and (run := self.open_runs.of(path)) is not None:  # its tab may be closed by now
-                run.expect_no_stop()
+            if code and (run := self.open_runs.get(path)) is not None:  # its tab may be closed by now
+                run.clear_stopping()
 
         self.report_answer(call, tr("The run could not be stopped."))
-        call.answered.connect(answered)
+        call.finished.connect(answered)
         return call
 
     def save_checkpoint(self, path: Path) -> None:
         """Save a running run after its step; a toast says how it went."""
         call, toasts = self._session.engine.checkpoint(path), self._window.toasts
         failure = tr("The run could not be saved.")
-        self.report_answer(call, failure, lambda out: toasts.info(saved_by(out)))
+        self.report_answer(call, failure, lambda out: toasts.info(checkpoint_saved_text(out)))
 
     def report_answer(
         self, call: EngineCall, failure: str, then: Callable[[str], object] = lambda out: None
@@ -230,23 +234,23 @@ class RunTabs(QObject):
 
         def answered(code: int, out: str, err: str) -> None:
             if code:
-                self._window.toasts.error(refusal_of(out, err) or failure)
+                self._window.toasts.error(command_error_text(out, err) or failure)
             else:
                 then(out)
 
-        call.answered.connect(answered)
+        call.finished.connect(answered)
 
     def use_configuration(self, path: Path, then: Callable[[], object] = lambda: None) -> None:
         """Make the run's resolved configuration the draft, of a race what was asked for, and go on."""
 
         def read() -> tuple[str, str]:
-            file = RaceDir(path).asked if is_race(path) else RunDir(path).config_file
-            return files.read_text(file), title_on_disk(path)
+            file = RaceDir(path).request_file if is_race(path) else RunDir(path).config_file
+            return files.read_text(file), read_title(path)
 
         def use(found: tuple[str, str]) -> None:
             text, title = found
-            self._session.script.choose(False)
-            self._session.draft.replace(text, folder=path, stem="", origin=f"{FROM_RUN}{title}")
+            self._session.script.set_chosen(False)
+            self._session.draft.replace(text, folder=path, stem="", origin=f"{RUN_ORIGIN_PREFIX}{title}")
             self._window.show_activity("launch")
             then()
 
@@ -254,7 +258,7 @@ class RunTabs(QObject):
             told = tr("{file} cannot be read: {why}.", file=error.filename or path, why=error.strerror)
             self._window.toasts.error(told)
 
-        self._session.disk.do(read, use, refuse)
+        self._session.io_thread.submit(read, use, refuse)
 
     def reveal(self, path: Path) -> None:
         QDesktopServices.openUrl(QUrl.fromLocalFile(str(path)))
@@ -269,41 +273,41 @@ class RunTabs(QObject):
 
     def _list_problems(self, run: LiveRun) -> None:
         """Of the moment that is looked at."""
-        shown = run.shown
+        shown = run.viewed
         problems = list(shown.problems)
         if shown.outcome == "lost":
-            problems.append(lost_problem(run.run))
+            problems.append(lost_problem(run.run_dir))
         elif shown.outcome == "failed" and not problems:
-            problems.append(failed_problem(run.run))
-        self._session.problems.set(str(run.run.path), run.title, problems, run.run.path)
+            problems.append(failed_problem(run.run_dir))
+        self._session.problems.set(str(run.run_dir.path), run.title, problems, run.run_dir.path)
 
     def _show_failure(self, run: LiveRun, outcome: str) -> None:
         """A run that fails while it is on show says why: an open panel turns to its problems."""
         if outcome == "running":
-            self._seen_alive.add(run.run.path)
+            self._paths_observed_alive.add(run.run_dir.path)
             return
-        has_failed = outcome in ("failed", "lost") and run.run.path in self._seen_alive
+        has_failed = outcome in ("failed", "lost") and run.run_dir.path in self._paths_observed_alive
         if has_failed and run is self.current and self._window.panel.isVisible():
             self._window.show_panel("problems")
 
-    def _say_ended(self, info: RunInfo) -> None:
+    def _show_ended_toast(self, info: RunInfo) -> None:
         """A run that was launched here and is not on show is over; several of them are one toast."""
         active, toasts = self.active(), self._window.toasts
-        if info.path not in self.launched or (active is not None and active.run.path == info.path):
+        if info.path not in self.launched or (active is not None and active.run_dir.path == info.path):
             return
-        self._ended = [*(self._ended if toasts.shown(_ENDED) else []), info]
-        failed = any(one.outcome in ("failed", "lost") for one in self._ended)
-        words = tr("{run}: {state}", run=info.title, state=outcome_look(info.state)[2])
-        show: Action = (tr("Show"), lambda: self.open(info.path))
-        if len(self._ended) > 1:
-            counts = Counter(one.outcome for one in self._ended)
-            told = ", ".join(run_words.counted(outcome, count) for outcome, count in counts.items())
-            num = len(self._ended)
+        self._ended_runs = [*(self._ended_runs if toasts.find(_ENDED_TOAST_KEY) else []), info]
+        failed = any(one.outcome in ("failed", "lost") for one in self._ended_runs)
+        words = tr("{run}: {state}", run=info.title, state=outcome_style(info.state)[2])
+        show: ToastAction = (tr("Show"), lambda: self.open(info.path))
+        if len(self._ended_runs) > 1:
+            counts = Counter(one.outcome for one in self._ended_runs)
+            told = ", ".join(run_text.outcome_count_text(outcome, count) for outcome, count in counts.items())
+            num = len(self._ended_runs)
             words = tr("{n} runs are over: {told}", "{n} run is over: {told}", num, told=told)
-            show = (tr("Show Runs"), self._show_list)
-        toasts.show(words, "error" if failed else "info", [show], key=_ENDED)
+            show = (tr("Show Runs"), self._show_runs)
+        toasts.show(words, "error" if failed else "info", [show], key=_ENDED_TOAST_KEY)
 
-    def _show_list(self) -> None:
+    def _show_runs(self) -> None:
         self._window.show_activity("runs")
 
     def usages(self) -> tuple[str, dict[str, dict[int, tuple[int | None, float | None, bool]]]]:
@@ -315,11 +319,11 @@ class RunTabs(QObject):
         run = self.current
         if run is None or not run.devices or run.is_over:
             return "", {}
-        totals = [run.total_bytes_of(device) for device in run.devices]
+        totals = [run.device_bytes(device) for device in run.devices]
         scale = run.capacity_bytes or max((total or 0 for total in totals), default=0)
-        lead = lead_of(run.imbalance)
-        leading = None if lead is None else run.rows[lead]
-        by_uuid = {gpu.uuid: gpu.index for gpus in self._session.hosts.seen for gpu in gpus.devices}
+        lead = lead_device(run.imbalance)
+        leading = None if lead is None else run.charted_devices[lead]
+        by_uuid = {gpu.uuid: gpu.index for gpus in self._session.hosts.all_gpus for gpu in gpus.devices}
         usages: dict[str, dict[int, tuple[int | None, float | None, bool]]] = {}
         for device, total in zip(run.devices, totals, strict=True):
             host = "" if device.info is None else device.info.host
@@ -329,8 +333,8 @@ class RunTabs(QObject):
             usage[index] = (total, share, device is leading)
         return run.devices[0].kind or "", usages
 
-    def _show_figures(self) -> None:
-        run, status = self.current, self._window.status
+    def _show_status(self) -> None:
+        run, status = self.current, self._window.status_bar
         state = status.item("run", "left", 90)
         devices = status.item("devices", "right", 2)
         loss, rate = status.item("loss", "right", 4, mono=True), status.item("rate", "right", 6, mono=True)
@@ -340,23 +344,23 @@ class RunTabs(QObject):
         else:
             name = "" if self.active() is run else run.title
             state.show_text(
-                " · ".join(filter(None, (name, run_words.state(run), *run_words.progress(run)))),
-                outcome_look(run.outcome or "running")[0],
-                tooltip=f"{run.title}\n{run.run.path}",
+                " · ".join(filter(None, (name, run_text.state_text(run), *run_text.progress_texts(run)))),
+                outcome_style(run.outcome or "running")[0],
+                tooltip=f"{run.title}\n{run.run_dir.path}",
                 command="view.panel.output",
             )
             # GPUs of this machine stand in the status bar already.
             shown = not run.has_gpus or not self._session.gpus.devices
             devices.show_text(
-                run_words.devices(run) if shown else "", tooltip=tr(run.source) if run.source else ""
+                run_text.devices_text(run) if shown else "", tooltip=tr(run.source) if run.source else ""
             )
             loss_text = "" if run.loss is None else tr("loss {loss}", loss=format_loss(run.loss))
             loss.show_text(loss_text, tooltip=tr("Training loss of the last step"))
-            rate.show_text(run_words.rate(run), tooltip=tr("Of all devices together"))
-        self.figures_changed.emit()
+            rate.show_text(run_text.rate_text(run), tooltip=tr("Of all devices together"))
+        self.metrics_changed.emit()
 
     def close(self) -> None:
-        self._unseen.close()
+        self._restored_tabs.close()
         self.open_runs.close()
 
 

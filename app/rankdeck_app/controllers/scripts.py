@@ -15,35 +15,35 @@ from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QFileDialog
 
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.config import RunConfig
 from rankdeck.config.environments import Interpreter
 from rankdeck.config.script import ScriptConfig
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 from rankdeck_app.commands.table import Command
-from rankdeck_app.controllers.launching import Launching
+from rankdeck_app.controllers.launcher import Launcher
 from rankdeck_app.controllers.session import Session
-from rankdeck_app.language import error_in_words, tr
-from rankdeck_app.shell.floating_list import QuickItem
+from rankdeck_app.language import error_text, tr
+from rankdeck_app.shell.floating_list import QuickPickItem
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.engine_process import Launch
-from rankdeck_app.state.problem_list import text_of
-from rankdeck_app.state.script_folder import place_of, short_words
+from rankdeck_app.state.problem_list import problem_text
+from rankdeck_app.state.script_folder import interpreter_text, shorten_home
 
-_ENTRY = "run.entry."
-_FILTER = marked("Python (*.py);;All files (*)")
+_ENTRY_PREFIX = "run.entry."
+_FILE_FILTER = tr_noop("Python (*.py);;All files (*)")
 
 
 class Scripts(QObject):
     """Acts on the session's script; `InterpreterPicker` asks which Python runs it."""
 
-    def __init__(self, window: MainWindow, session: Session, launching: Launching) -> None:
+    def __init__(self, window: MainWindow, session: Session, launching: Launcher) -> None:
         super().__init__(window)
-        self._window, self._session, self._launching = window, session, launching
+        self._window, self._session, self._launcher = window, session, launching
         self._entry_commands: dict[str, str] = {}
-        session.scripts.changed.connect(self._list_entries)
+        session.scripts.changed.connect(self._register_entries)
 
-    def rows(self) -> list[Command]:
+    def commands(self) -> list[Command]:
         return [
             Command(
                 "run.script", phrase("Run: Script…"), self.pick, ("Ctrl+K Ctrl+R",), menu="Run/1_control"
@@ -51,7 +51,7 @@ class Scripts(QObject):
             Command("script.save", phrase("Run: Save Entry…"), self.ask_entry_name, menu="Run/2_configure"),
         ]
 
-    def in_words(self) -> str | None:
+    def launch_text(self) -> str | None:
         """What Launch would start, where that is a script."""
         script, scripts = self._session.script, self._session.scripts
         if not script.is_chosen:
@@ -59,20 +59,20 @@ class Scripts(QObject):
         own, ranks = script.form.python, script.ranks
         interpreter = scripts.describe(own) if own else scripts.interpreter
         what = tr("{script} on {n} ranks", "{script} on {n} rank", ranks, script=script.name)
-        return what if interpreter is None else f"{what}, {short_words(interpreter)}"
+        return what if interpreter is None else f"{what}, {interpreter_text(interpreter)}"
 
     # Choosing
 
     def pick(self) -> None:
         """Ask which script of the folder, and show it in Launch."""
-        browse = QuickItem(tr("Browse…"), tr("a script anywhere"), self.browse, icon="folder-opened")
-        self._window.palette_box.pick([*self.items(), browse], tr("Which script?"))
-        self._session.scripts.look()
+        browse = QuickPickItem(tr("Browse…"), tr("a script anywhere"), self.browse, icon="folder-opened")
+        self._window.command_palette.pick([*self.items(), browse], tr("Which script?"))
+        self._session.scripts.scan()
 
-    def items(self) -> list[QuickItem]:
+    def items(self) -> list[QuickPickItem]:
         """The folder's scripts, for quick open too."""
         return [
-            QuickItem(
+            QuickPickItem(
                 script.path.name,
                 f"{script.name} · {', '.join(script.libraries)}",
                 partial(self.show, script.path),
@@ -85,38 +85,38 @@ class Scripts(QObject):
     def browse(self) -> None:
         workspace = self._session.workspace
         folder = str(workspace.dialog_folder)
-        chosen, _ = QFileDialog.getOpenFileName(self._window, tr("Choose a Script"), folder, tr(_FILTER))
+        chosen, _ = QFileDialog.getOpenFileName(self._window, tr("Choose a Script"), folder, tr(_FILE_FILTER))
         if chosen:
-            workspace.chose(Path(chosen))
+            workspace.remember_dialog_path(Path(chosen))
             self.show(Path(chosen))
 
     def show(self, path: Path) -> None:
         """Make it the script that Launch would start, and show the form."""
         self._session.script.set_file(path)
-        self._session.script.choose(True)
+        self._session.script.set_chosen(True)
         self._window.show_activity("launch")
 
-    def use(self, config: ScriptConfig) -> None:
+    def use_config(self, config: ScriptConfig) -> None:
         """Fill the form with the script of a run."""
-        self._session.script.use(config)
-        self._session.script.choose(True)
+        self._session.script.use_config(config)
+        self._session.script.set_chosen(True)
         self._window.show_activity("launch")
 
     # Entries
 
-    def fill(self, name: str) -> None:
+    def load_entry(self, name: str) -> None:
         """Take an entry of the folder's rankdeck.toml into the form."""
         entry = self._session.scripts.facts.file.entries.get(name)
         if entry is not None:
-            self._session.script.fill(name, entry)
+            self._session.script.load_entry(name, entry)
 
     def ask_entry_name(self) -> None:
         script = self._session.script
         if (problem := next(iter(script.problems), None)) is not None:
-            self._window.toasts.warn(text_of(problem))
+            self._window.toasts.warn(problem_text(problem))
             return
         suggested = script.form.entry or Path(script.name).stem
-        self._window.palette_box.ask(tr("Name of the entry in rankdeck.toml"), self.save_entry, suggested)
+        self._window.command_palette.ask(tr("Name of the entry in rankdeck.toml"), self.save_entry, suggested)
 
     def save_entry(self, name: str) -> None:
         """Keep the form in the folder's rankdeck.toml."""
@@ -132,26 +132,26 @@ class Scripts(QObject):
             self._window.toasts.info(tr("{entry} is in rankdeck.toml.", entry=name))
 
         try:
-            self._session.scripts.save_entry(name, script.to_entry(), saved, self._say)
+            self._session.scripts.save_entry(name, script.to_entry(), saved, self._show_error)
         except ValueError as error:
-            self._say(error)
+            self._show_error(error)
 
     def remove_entry(self, name: str) -> None:
         def removed() -> None:
             if self._session.script.form.entry == name:
-                self._session.script.set(entry="")
+                self._session.script.set_fields(entry="")
 
-        self._session.scripts.remove_entry(name, removed, self._say)
+        self._session.scripts.remove_entry(name, removed, self._show_error)
 
-    def _say(self, error: Exception) -> None:
-        self._window.toasts.error(error_in_words(error))
+    def _show_error(self, error: Exception) -> None:
+        self._window.toasts.error(error_text(error))
 
-    def _list_entries(self) -> None:
+    def _register_entries(self) -> None:
         """A command for each entry, as long as it is there."""
         entries = self._session.scripts.facts.file.entries
-        wanted = {f"{_ENTRY}{name}": name for name in entries}
+        wanted = {f"{_ENTRY_PREFIX}{name}": name for name in entries}
         if wanted != self._entry_commands:
-            self._window.commands.withdraw(*self._entry_commands)
+            self._window.commands.unregister(*self._entry_commands)
             self._entry_commands = wanted
             self._window.commands.register(
                 *(
@@ -165,24 +165,22 @@ class Scripts(QObject):
     def launch_form(self) -> None:
         """Start what the form says."""
         script, scripts = self._session.script, self._session.scripts
-        if self._launching.is_blocked():
+        if self._launcher.report_if_blocked():
             return
         form = script.form
 
         def refused(problems: list[Problem]) -> None:
             if script.form == form:
-                script.refuse(problems)
+                script.set_engine_problems(problems)
 
         def begin(python: Path) -> None:
-            arguments = script.command(str(python), self._session.workspace.runs_folder)
+            arguments = script.build_command(str(python), self._session.workspace.runs_folder)
             folders = self.code_folders(script.path, python)
             if form.python or scripts.is_from_file:
                 folders.append(scripts.folder)
-            self._launching.when_trusted(
-                lambda: folders, lambda: self._begin(script.name, arguments, refused)
-            )
+            self._launcher.when_trusted(lambda: folders, lambda: self._start(script.name, arguments, refused))
 
-        self._with_python(form.python, begin)
+        self._find_python(form.python, begin)
 
     def launch_entry(self, name: str) -> None:
         """Start an entry of the folder's rankdeck.toml; the form stays as it is."""
@@ -196,9 +194,9 @@ class Scripts(QObject):
         def begin(python: Path) -> None:
             told = ["run", "--detach", "--json", "--runs", runs, "--python", str(python), "--entry", name]
             folders = [*self.code_folders(script, python), scripts.folder]
-            self._launching.when_trusted(lambda: folders, lambda: self._begin(name, told))
+            self._launcher.when_trusted(lambda: folders, lambda: self._start(name, told))
 
-        self._with_python(entry.python or "", begin)
+        self._find_python(entry.python or "", begin)
 
     def run_again(self, path: Path) -> None:
         """The same once more, as a new run, asking first where its code is not trusted."""
@@ -206,38 +204,38 @@ class Scripts(QObject):
 
         def begin(config: ScriptConfig | RunConfig) -> None:
             if isinstance(config, RunConfig):
-                self._launching.launch_again(path, config)
+                self._launcher.launch_again(path, config)
             else:
-                self._launching.when_trusted(
-                    partial(self._session.trust.untrusted_of, path, config),
-                    partial(self._begin_again, path, config),
+                self._launcher.when_trusted(
+                    partial(self._session.trust.untrusted_folders_of_run, path, config),
+                    partial(self._start_again, path, config),
                 )
 
         def refuse(error: ConfigError) -> None:
-            self._launching.refused(self._session.runs.title_of(path), error.problems)
+            self._launcher.show_refusal(self._session.runs.get_title(path), error.problems)
 
-        self._session.disk.do(lambda: run.script() or run.config(), begin, refuse)
+        self._session.io_thread.submit(lambda: run.script() or run.config(), begin, refuse)
 
-    def _begin_again(self, path: Path, config: ScriptConfig) -> None:
+    def _start_again(self, path: Path, config: ScriptConfig) -> None:
         workspace = self._session.workspace.folder
-        self._show(self._session.engine.resume(config.name, path, workspace=workspace))
+        self._show_starting_page(self._session.engine.resume(config.name, path, workspace=workspace))
 
-    def _begin(
+    def _start(
         self, name: str, arguments: Sequence[str], refused: Callable[[list[Problem]], object] | None = None
     ) -> None:
         workspace = self._session.workspace.folder
         launch: Launch = self._session.engine.run_script(name, arguments, workspace=workspace)
         if refused is not None:
             launch.refused.connect(refused)
-        self._show(launch)
+        self._show_starting_page(launch)
 
-    def _show(self, launch: Launch) -> None:
+    def _show_starting_page(self, launch: Launch) -> None:
         """A tab of its own, and what the script prints in the panel, if that is open."""
-        self._launching.show_starting(launch)
-        if self._window.wanted["panel"]:
+        self._launcher.show_starting_page(launch)
+        if self._window.wanted_parts["panel"]:
             self._window.panel.show_tab("output")
 
-    def _with_python(self, own: str, begin: Callable[[Path], object]) -> None:
+    def _find_python(self, own: str, begin: Callable[[Path], object]) -> None:
         """The interpreter that an entry or the form names, else the folder's; what is wrong is said."""
         script = self._session.script
 
@@ -247,14 +245,14 @@ class Scripts(QObject):
                 return
             message, advice = tr("No Python was found."), tr("Choose one: Python: Select Interpreter.")
             problem = Problem("no-python", message, path="script.python", advice=advice)
-            self._launching.refused(script.name, [problem])
+            self._launcher.show_refusal(script.name, [problem])
 
         def refused(error: ConfigError | OSError) -> None:
             problems = (
                 error.problems if isinstance(error, ConfigError) else [Problem("no-python", str(error))]
             )
-            script.refuse(problems)
-            self._launching.refused(script.name, problems)
+            script.set_engine_problems(problems)
+            self._launcher.show_refusal(script.name, problems)
 
         self._session.scripts.find(own, found, refused)
 
@@ -272,8 +270,8 @@ class Scripts(QObject):
 # Choosing executes nothing; an interpreter runs when a script is launched with it, and then its folder is
 # trusted first.
 
-COMMAND = "python.select"
-_QUESTION = marked("Select the interpreter for this folder's scripts")
+SELECT_INTERPRETER_COMMAND = "python.select"
+_PICKER_PLACEHOLDER = tr_noop("Select the interpreter for this folder's scripts")
 
 
 class InterpreterPicker(QObject):
@@ -282,76 +280,89 @@ class InterpreterPicker(QObject):
     def __init__(self, window: MainWindow, session: Session) -> None:
         super().__init__(window)
         self._window, self._session = window, session
-        self._is_asking = False
-        session.scripts.changed.connect(self._changed)
+        self._is_open = False
+        session.scripts.changed.connect(self._on_scripts_changed)
         session.scripts.failed.connect(window.toasts.warn)
-        self._changed()
+        self._on_scripts_changed()
 
-    def rows(self) -> list[Command]:
-        return [Command(COMMAND, phrase("Python: Select Interpreter"), self.pick, menu="Run/2_configure")]
+    def commands(self) -> list[Command]:
+        return [
+            Command(
+                SELECT_INTERPRETER_COMMAND,
+                phrase("Python: Select Interpreter"),
+                self.pick,
+                menu="Run/2_configure",
+            )
+        ]
 
     def pick(self) -> None:
         """What is known now, and once it has been looked up, what is new."""
-        self._is_asking = True
-        self._window.palette_box.pick(self.items(), tr(_QUESTION))
-        self._session.scripts.look()
+        self._is_open = True
+        self._window.command_palette.pick(self.items(), tr(_PICKER_PLACEHOLDER))
+        self._session.scripts.scan()
 
-    def items(self) -> list[QuickItem]:
+    def items(self) -> list[QuickPickItem]:
         scripts = self._session.scripts
-        usual = scripts.facts.usual if scripts.is_chosen else None
-        items = [QuickItem(tr("Enter interpreter path…"), "", self._ask_path, icon="add")]
+        usual = scripts.facts.default if scripts.is_chosen else None
+        items = [QuickPickItem(tr("Enter interpreter path…"), "", self._ask_path, icon="add")]
         if usual is not None:
-            tell = f"{short_words(usual)}, {place_of(usual.python)}"
+            tell = f"{interpreter_text(usual)}, {shorten_home(usual.python)}"
             back = partial(self._choose, None)
-            items.append(QuickItem(tr("Use the usual one"), tell, back, icon="debug-rerun"))
+            items.append(QuickPickItem(tr("Use the usual one"), tell, back, icon="debug-rerun"))
         now = scripts.interpreter
-        known = list(scripts.facts.known)
+        known = list(scripts.facts.interpreters)
         if now is not None and all(one.python != now.python for one in known):
             known.insert(0, now)
         known.sort(key=lambda one: now is None or one.python != now.python)
         items += [self._item(one, one is known[0] and now is not None) for one in known]
         if not scripts.is_known:
-            items.append(QuickItem(tr("Looking for environments…"), icon="loading"))
+            items.append(QuickPickItem(tr("Looking for environments…"), icon="loading"))
         return items
 
-    def _item(self, one: Interpreter, is_now: bool) -> QuickItem:
+    def _item(self, one: Interpreter, is_now: bool) -> QuickPickItem:
         torch = f"torch {one.torch_version}" if one.torch_version else tr("no torch")
         act = partial(self._choose, one.python)
-        return QuickItem(short_words(one), place_of(one.python), act, torch, "check" if is_now else "python")
+        return QuickPickItem(
+            interpreter_text(one), shorten_home(one.python), act, torch, "check" if is_now else "python"
+        )
 
     def _ask_path(self) -> None:
         question = tr("Path of an interpreter, or of an environment's folder")
-        self._window.palette_box.ask(question, self._enter)
+        self._window.command_palette.ask(question, self._choose_path)
 
-    def _enter(self, text: str) -> None:
+    def _choose_path(self, text: str) -> None:
         def failed(error: Exception) -> None:
-            self._window.toasts.error(error_in_words(error))
+            self._window.toasts.error(error_text(error))
 
         if text.strip():
             self._session.scripts.find(text.strip(), self._choose, failed)
 
     def _choose(self, python: Path | None) -> None:
         """For this folder, from now on; an interpreter that an entry named gives way to it."""
-        self._session.script.set(python="")
+        self._session.script.set_fields(python="")
         self._session.scripts.choose(python)
 
-    def _changed(self) -> None:
-        scripts, palette = self._session.scripts, self._window.palette_box
-        now, item = scripts.interpreter, self._window.status.item("python", "left", 100)
+    def _on_scripts_changed(self) -> None:
+        scripts, palette = self._session.scripts, self._window.command_palette
+        now, item = scripts.interpreter, self._window.status_bar.item("python", "left", 100)
         if now is None:
             item.show_text("")
         else:
             torch = f"torch {now.torch_version}" if now.torch_version else tr("no torch was found beside it")
             told = (
-                f"{place_of(now.python)} ({scripts.source})",
+                f"{shorten_home(now.python)} ({scripts.source})",
                 torch,
                 tr("Select the interpreter for scripts"),
             )
-            item.show_text(short_words(now), tooltip="\n".join(told), command=COMMAND)
+            item.show_text(interpreter_text(now), tooltip="\n".join(told), command=SELECT_INTERPRETER_COMMAND)
         # The list is still open under the question: put in what was found meanwhile.
-        if self._is_asking and palette.isVisible() and palette.input.placeholderText() == tr(_QUESTION):
+        if (
+            self._is_open
+            and palette.isVisible()
+            and palette.input.placeholderText() == tr(_PICKER_PLACEHOLDER)
+        ):
             typed = palette.input.text()
-            palette.pick(self.items(), tr(_QUESTION))
+            palette.pick(self.items(), tr(_PICKER_PLACEHOLDER))
             palette.input.setText(typed)
         else:
-            self._is_asking = False
+            self._is_open = False

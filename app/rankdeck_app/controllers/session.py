@@ -14,8 +14,8 @@ from PySide6.QtCore import QObject
 
 from rankdeck.base import home
 from rankdeck.config import presets as engine_presets
-from rankdeck.config.catalog import StrategyCard
-from rankdeck.config.presets import PresetCard
+from rankdeck.config.catalog import StrategySpec
+from rankdeck.config.presets import Preset
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.services import Services
 from rankdeck_app.state.device_choice import DeviceChoice, default_devices
@@ -24,22 +24,22 @@ from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.fixes import FixPlans
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.hosts import GpusOfHosts
-from rankdeck_app.state.kept_file import CardLayouts
+from rankdeck_app.state.host_gpus import HostGpus
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_process import Planner
 from rankdeck_app.state.predictions import Predictions
 from rankdeck_app.state.problem_list import ProblemList
 from rankdeck_app.state.runs import Runs
-from rankdeck_app.state.script_draft import NO_GPUS, ScriptDraft
+from rankdeck_app.state.script_draft import NO_GPU_DEVICES, ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder
+from rankdeck_app.state.state_file import CardLayouts
 from rankdeck_app.state.step_movement import StepMovement
-from rankdeck_app.state.toml_writing import Place
+from rankdeck_app.state.toml_writer import KeyPath
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace
 
 FIRST_PRESET = "gpt-dp"
-_FALLBACK = '[model]\nuse = "mlp"\n\n[data]\nuse = "digits"\n'
+_FALLBACK_TOML = '[model]\nuse = "mlp"\n\n[data]\nuse = "digits"\n'
 
 
 class Session:
@@ -47,17 +47,17 @@ class Session:
 
     def __init__(self, services: Services, parent: QObject) -> None:
         settings, state_folder = services.settings, services.state_folder
-        self.disk = disk = services.disk
+        self.io_thread = disk = services.io_thread
         self.workspace = Workspace(
             state_folder / "workspace.json",
             settings,
             folder=services.workspace,
             runs=services.runs,
             parent=parent,
-            disk=disk,
+            io_thread=disk,
         )
-        self.engine = Engine(state_folder / "launch", parent, disk=disk)
-        _follow_python(settings, self.engine)
+        self.engine = Engine(state_folder / "launch", parent, io_thread=disk)
+        _bind_python(settings, self.engine)
         self.trust = Trust(home.config_dir() / "trusted.toml")
         self.gpus = Gpus(self.engine, parent)
         self.runs = Runs(self.workspace.runs_folder, parent)
@@ -66,49 +66,51 @@ class Session:
             state_folder / "draft.json",
             self.workspace.folder,
             parent,
-            disk=disk,
-            num_chosen=lambda config: self.hosts.num_chosen(config),
+            io_thread=disk,
+            count_devices=lambda config: self.hosts.count_devices(config),
         )
-        self.script = ScriptDraft(state_folder / "script.json", self.workspace.folder, parent, disk=disk)
+        self.script = ScriptDraft(state_folder / "script.json", self.workspace.folder, parent, io_thread=disk)
         self.workspace.changed.connect(lambda: self.script.set_folder(self.workspace.folder))
-        self.scripts = ScriptFolder(self.workspace, state_folder / "interpreters.json", parent, disk=disk)
-        self.gpus.changed.connect(
-            lambda: self.script.set_usual_devices("gpu:all" if self.gpus.devices else NO_GPUS)
+        self.scripts = ScriptFolder(
+            self.workspace, state_folder / "interpreters.json", parent, io_thread=disk
         )
-        self.layouts = CardLayouts(state_folder / "cards.json", parent, disk=disk)
-        self.choice = DeviceChoice(self.draft, self.script, parent)
-        self.hosts = GpusOfHosts(self.engine, self.gpus, self.choice, parent)
+        self.gpus.changed.connect(
+            lambda: self.script.set_default_devices("gpu:all" if self.gpus.devices else NO_GPU_DEVICES)
+        )
+        self.layouts = CardLayouts(state_folder / "cards.json", parent, io_thread=disk)
+        self.device_choice = DeviceChoice(self.draft, self.script, parent)
+        self.hosts = HostGpus(self.engine, self.gpus, self.device_choice, parent)
         self.problems = ProblemList(parent)
-        self.presets: Sequence[PresetCard] = engine_presets.all()
+        self.presets: Sequence[Preset] = engine_presets.list_presets()
         is_automatic = partial(settings.get, "plan.automatic", bool)
         timeout_s = partial(settings.get, "plan.timeout_s", float)
         planner = Planner(self.engine, self.trust, self.workspace, is_automatic, timeout_s)
         self.plan = DraftPlan(self.draft, planner, parent)
-        self.elsewhere = DraftPlan(self.draft, planner, parent)
-        self.raced = DraftRace(self.draft, self.runs, parent)
-        self.predictions = Predictions(planner, self.plan, parent, disk=disk)
+        self.target_plan = DraftPlan(self.draft, planner, parent)
+        self.draft_race = DraftRace(self.draft, self.runs, parent)
+        self.predictions = Predictions(planner, self.plan, parent, io_thread=disk)
         self.fix_plans = FixPlans(planner, parent)
         self.planner = planner
-        self._steps: dict[str, StepMovement] = {}
+        self._step_movements: dict[str, StepMovement] = {}
         if not self.draft.is_restored:
-            self._begin_draft()
+            self._make_first_draft()
             self._prefer_gpus(self.draft.text)
 
     def start(self) -> None:
         """Begin to look: for runs, once a second, and at GPUs, for as long as the app is up."""
         self.runs.start()
-        self.gpus.ask()
+        self.gpus.start()
         self.hosts.start()
         self.plan.start()
-        self.scripts.look()
+        self.scripts.scan()
 
-    def step_of(self, card: StrategyCard) -> StepMovement:
+    def step_movement(self, card: StrategySpec) -> StepMovement:
         """What moves in a step of the draft under that strategy; whoever asks first makes it."""
-        if card.name not in self._steps:
-            self._steps[card.name] = StepMovement(self.draft, self.plan.planner, card, self.plan)
-        return self._steps[card.name]
+        if card.name not in self._step_movements:
+            self._step_movements[card.name] = StepMovement(self.draft, self.plan.planner, card, self.plan)
+        return self._step_movements[card.name]
 
-    def use_preset(self, preset: PresetCard) -> None:
+    def use_preset(self, preset: Preset) -> None:
         """Make the preset the configuration; where it names no devices, those that make sense here.
 
         Raises:
@@ -116,18 +118,18 @@ class Session:
         """
         text = preset.path.read_text(encoding="utf-8")
         self.draft.replace(text, folder=preset.path.parent, stem=preset.name, origin=preset.name)
-        changes: dict[Place, object] = {("name",): None}  # a run is called by what it is, not by its preset
+        changes: dict[KeyPath, object] = {("name",): None}  # a run is called by what it is, not by its preset
         if self.draft.value(("devices",)) is None:
             changes["devices", "use"] = default_devices(preset.strategy, self.gpus.devices)
         self.draft.set_values(changes)
         self.draft.is_edited = False
 
     def close(self) -> None:
-        for step in self._steps.values():
+        for step in self._step_movements.values():
             step.close()
         for part in (
-            self.plan, self.elsewhere, self.raced, self.predictions, self.fix_plans, self.draft, self.layouts,
-            self.script, self.scripts, self.hosts, self.gpus, self.engine, self.runs,
+            self.plan, self.target_plan, self.draft_race, self.predictions, self.fix_plans, self.draft,
+            self.layouts, self.script, self.scripts, self.hosts, self.gpus, self.engine, self.runs,
         ):  # fmt: skip
             part.close()
 
@@ -145,7 +147,7 @@ class Session:
 
         self.gpus.changed.connect(answered)
 
-    def _begin_draft(self) -> None:
+    def _make_first_draft(self) -> None:
         """The first draft of all: the suggested run."""
         preset = next((card for card in self.presets if card.name == FIRST_PRESET), None)
         try:
@@ -153,10 +155,10 @@ class Session:
                 return self.use_preset(preset)
         except OSError:
             pass
-        return self.draft.replace(_FALLBACK, folder=self.workspace.folder, stem="")
+        return self.draft.replace(_FALLBACK_TOML, folder=self.workspace.folder, stem="")
 
 
-def _follow_python(settings: Settings, engine: Engine) -> None:
+def _bind_python(settings: Settings, engine: Engine) -> None:
     def follow(key: str) -> None:
         if key == "engine.python":
             engine.python = settings.get(key, str) or sys.executable

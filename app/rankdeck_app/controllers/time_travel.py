@@ -28,19 +28,19 @@ class TimeTravel(QObject):
     def __init__(self, window: MainWindow, tabs: RunTabs) -> None:
         super().__init__(window)
         self._window, self._tabs = window, tabs
-        self._followed: TimeMachine | None = None
-        tabs.current_changed.connect(self._follow)
-        window.editor.active_page_changed.connect(self._show_page)
+        self._time_machine: TimeMachine | None = None
+        tabs.current_changed.connect(self._on_current_run_changed)
+        window.editor.active_page_changed.connect(self._on_page_activated)
 
     @property
-    def moment(self) -> float | None:
-        return self._followed.moment if self._followed is not None else None
+    def viewed_time(self) -> float | None:
+        return self._time_machine.viewed_time if self._time_machine is not None else None
 
-    def rows(self) -> list[Command]:
+    def commands(self) -> list[Command]:
         def row(name: str, title: str, act: Callable[[TimeMachine], object], keys: str, when: str) -> Command:
             def run() -> None:
                 if (active := self._tabs.active()) is not None:
-                    act(active.time)
+                    act(active.time_machine)
 
             return Command(f"time.{name}", title, run, (keys,), when, "Run/6_time")
 
@@ -60,7 +60,7 @@ class TimeTravel(QObject):
                 "Alt+Home",
                 "activeRun",
             ),
-            row("now", phrase("Time: Back to Now"), lambda one: one.back_to_now(), "Alt+End", "lookingBack"),
+            row("now", phrase("Time: Back to Now"), lambda one: one.go_to_now(), "Alt+End", "lookingBack"),
             row(
                 "play",
                 phrase("Time: Play or Pause"),
@@ -70,18 +70,20 @@ class TimeTravel(QObject):
             ),
         ]
 
-    def _follow(self, run: LiveRun | None) -> None:
-        if self._followed is not None:
-            self._followed.moved.disconnect(self._tell)
-        self._followed = None if run is None else run.time
-        if self._followed is not None:
-            self._followed.moved.connect(self._tell)
-        self._tell()
+    def _on_current_run_changed(self, run: LiveRun | None) -> None:
+        if self._time_machine is not None:
+            self._time_machine.time_changed.disconnect(self._update_context)
+        self._time_machine = None if run is None else run.time_machine
+        if self._time_machine is not None:
+            self._time_machine.time_changed.connect(self._update_context)
+        self._update_context()
 
-    def _show_page(self, _page: object) -> None:
-        self._tell()
+    def _on_page_activated(self, _page: object) -> None:
+        self._update_context()
 
-    def _tell(self) -> None:
+    def _update_context(self) -> None:
         active = self._tabs.active()
-        self._window.context.set("lookingBack", active is not None and active.time.moment is not None)
-        self.moved.emit(self.moment)
+        self._window.context.set(
+            "lookingBack", active is not None and active.time_machine.viewed_time is not None
+        )
+        self.moved.emit(self.viewed_time)

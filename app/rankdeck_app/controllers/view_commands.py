@@ -8,27 +8,27 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QFileDialog
 
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.config.presets import PresetCard
+from rankdeck.config.presets import Preset
 from rankdeck.config.script import ScriptConfig
-from rankdeck.rundir import RunDir, slug
+from rankdeck.run_dir import RunDir, slug
 from rankdeck_app.commands.table import Command
-from rankdeck_app.controllers.device_watch import DeviceWatch
-from rankdeck_app.controllers.launching import Launching
+from rankdeck_app.controllers.device_monitor import DeviceMonitor
+from rankdeck_app.controllers.launcher import Launcher
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
-from rankdeck_app.language import error_in_words, tr
-from rankdeck_app.shell.floating_list import QuickItem
+from rankdeck_app.language import error_text, tr
+from rankdeck_app.shell.floating_list import QuickPickItem
 from rankdeck_app.shell.palette import QuickProvider
-from rankdeck_app.shell.toasts import Once
+from rankdeck_app.shell.toasts import OneTimeAction
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.views import config_page
-from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
+from rankdeck_app.widgets.run_list import details_text, outcome_style, strategy_title
 
 MAX_FILES = 500
-_TOML_FILTER = marked("Configurations (*.toml)")
+_TOML_FILTER = tr_noop("Configurations (*.toml)")
 
 
 class AppCommands:
@@ -39,30 +39,30 @@ class AppCommands:
         window: MainWindow,
         session: Session,
         tabs: RunTabs,
-        launching: Launching,
+        launching: Launcher,
         scripts: Scripts,
-        watch: DeviceWatch,
+        watch: DeviceMonitor,
     ) -> None:
         self.window = window
         self.session = session
         self.tabs = tabs
-        self.launching = launching
+        self.launcher = launching
         self.scripts = scripts
-        self.watch = watch
+        self.device_monitor = watch
         self._files: dict[Path, list[Path]] = {}
         """The configurations that were found last, by the folder in which."""
-        window.editor.active_page_changed.connect(self._tell_page)
+        window.editor.active_page_changed.connect(self._update_context)
 
-    def rows(self) -> list[Command]:
+    def commands(self) -> list[Command]:
         return [
-            *self._control_rows(),
-            *self._configure_rows(),
-            *self._active_run_rows(),
-            *self._file_rows(),
-            *self._other_rows(),
+            *self._control_commands(),
+            *self._configure_commands(),
+            *self._active_run_commands(),
+            *self._file_commands(),
+            *self._other_commands(),
         ]
 
-    def _control_rows(self) -> list[Command]:
+    def _control_commands(self) -> list[Command]:
         """Start, stop and save a run."""
         row, tabs, of = partial(Command, menu="Run/1_control"), self.tabs, self.tabs.on_active
         alive, stop_now = partial(row, when="activeRunAlive"), of(partial(tabs.stop, now=True))
@@ -76,11 +76,11 @@ class AppCommands:
                 of(tabs.save_checkpoint),
                 when="activeRunAlive && !activeRunScript",
             ),
-            row("run.resume", phrase("Run: Resume"), of(self.launching.resume), when="activeRunResumable"),
+            row("run.resume", phrase("Run: Resume"), of(self.launcher.resume), when="activeRunResumable"),
             row("run.again", phrase("Run: Run Again"), of(self.scripts.run_again), when="activeRunAgain"),
         ]
 
-    def _configure_rows(self) -> list[Command]:
+    def _configure_commands(self) -> list[Command]:
         """What the next run will be."""
         row = partial(Command, menu="Run/2_configure")
         return [
@@ -92,10 +92,10 @@ class AppCommands:
                 ("Ctrl+K S",),
             ),
             row("config.show", phrase("Run: Edit Configuration"), self.show_config, ("Ctrl+K Ctrl+E",)),
-            row("devices.refresh", phrase("Run: Look for GPUs"), self.session.hosts.ask),
+            row("devices.refresh", phrase("Run: Look for GPUs"), self.session.hosts.refresh),
         ]
 
-    def _active_run_rows(self) -> list[Command]:
+    def _active_run_commands(self) -> list[Command]:
         """What can be had of the run in the active tab."""
         row, tabs, of = partial(Command, when="activeRun", menu="Run/3_this"), self.tabs, self.tabs.on_active
         return [
@@ -104,7 +104,7 @@ class AppCommands:
             row("run.copyPath", phrase("Run: Copy the Path of This Run"), of(tabs.copy_path)),
         ]
 
-    def _file_rows(self) -> list[Command]:
+    def _file_commands(self) -> list[Command]:
         suggest = partial(Command, menu="Edit/3_suggest")
         open_row, save_row = partial(Command, menu="File/1_open"), partial(Command, menu="File/2_save")
         return [
@@ -120,13 +120,13 @@ class AppCommands:
             ),
         ]
 
-    def _other_rows(self) -> list[Command]:
+    def _other_commands(self) -> list[Command]:
         row, welcome = (
             partial(Command, menu="View/3_activities"),
             partial(self.window.editor.open, "welcome:"),
         )
         return [
-            row("devices.show", phrase("View: Devices"), self.watch.show, ("Ctrl+Shift+D",)),
+            row("devices.show", phrase("View: Devices"), self.device_monitor.show, ("Ctrl+Shift+D",)),
             row("plan.show", phrase("View: VRAM Plan"), self.show_plan, ("Ctrl+K V",)),
             Command(
                 "plan.verify",
@@ -149,33 +149,35 @@ class AppCommands:
     def providers(self) -> list[QuickProvider]:
         return [self.run_items, self.scripts.items, self.preset_items, self.file_items]
 
-    def run_items(self) -> list[QuickItem]:
+    def run_items(self) -> list[QuickPickItem]:
         return [
-            QuickItem(
+            QuickPickItem(
                 info.title,
-                " · ".join(filter(None, (strategy_title(info.strategy), details(info)))),
+                " · ".join(filter(None, (strategy_title(info.strategy), details_text(info)))),
                 partial(self.tabs.open, info.path),
                 tr("run"),
-                outcome_look(info.state)[0],
+                outcome_style(info.state)[0],
             )
             for info in self.session.runs.infos
         ]
 
-    def preset_items(self) -> list[QuickItem]:
+    def preset_items(self) -> list[QuickPickItem]:
         return [
-            QuickItem(preset.name, tr(preset.title), partial(self.use_preset, preset), tr("preset"), "rocket")
+            QuickPickItem(
+                preset.name, tr(preset.title), partial(self.use_preset, preset), tr("preset"), "rocket"
+            )
             for preset in self.session.presets
         ]
 
-    def file_items(self) -> list[QuickItem]:
+    def file_items(self) -> list[QuickPickItem]:
         """Configurations in the workspace: its own folder and the one below it, not the runs. What was found
         last is listed, and another look asked for."""
         folder, runs = self.session.workspace.folder, self.session.workspace.runs_folder
-        self.session.disk.do(
-            partial(_config_files, folder), partial(self._list_files, folder), key="quick open"
+        self.session.io_thread.submit(
+            partial(_find_config_files, folder), partial(self._list_files, folder), key="quick open"
         )
         return [
-            QuickItem(
+            QuickPickItem(
                 path.name,
                 str(path.parent.relative_to(folder)),
                 partial(self.open_config, path),
@@ -189,7 +191,7 @@ class AppCommands:
     def _list_files(self, folder: Path, found: list[Path]) -> None:
         if self._files != {folder: found}:
             self._files = {folder: found}
-            self.window.palette_box.refresh_quick_open()
+            self.window.command_palette.refresh_quick_open()
 
     # What views ask for
 
@@ -198,28 +200,28 @@ class AppCommands:
         if self.session.script.is_chosen:
             self.scripts.launch_form()
         else:
-            self.launching.launch_draft()
+            self.launcher.launch_draft()
 
     def use_configuration(self, path: Path) -> None:
         """What a run was started with becomes what Launch would start: its configuration, or its script."""
 
         def use(script: ScriptConfig | None) -> None:
             if script is not None:
-                self.scripts.use(script)
+                self.scripts.use_config(script)
             else:
                 self.tabs.use_configuration(path)
 
         def refused(error: Exception) -> None:
-            self.window.toasts.error(error_in_words(error))
+            self.window.toasts.error(error_text(error))
 
-        self.session.disk.do(RunDir(path).script, use, refused)
+        self.session.io_thread.submit(RunDir(path).script, use, refused)
 
     def open_dropped(self, paths: list[Path]) -> None:
         """Files that were dropped on the window: a script, a configuration or a folder."""
         for path in paths[:1]:
-            self.session.disk.do(path.is_dir, partial(self._open_one, path))
+            self.session.io_thread.submit(path.is_dir, partial(self._open_path, path))
 
-    def _open_one(self, path: Path, is_folder: bool) -> None:
+    def _open_path(self, path: Path, is_folder: bool) -> None:
         if is_folder:
             self.open_workspace(path)
         elif path.suffix == ".toml":
@@ -230,19 +232,19 @@ class AppCommands:
             told = tr("{file} is neither a script (.py) nor a configuration (.toml).", file=path.name)
             self.window.toasts.warn(told)
 
-    def use_preset(self, preset: PresetCard) -> None:
+    def use_preset(self, preset: Preset) -> None:
         """Make a preset the configuration; the one before can be brought back."""
-        self.session.script.choose(False)
+        self.session.script.set_chosen(False)
         before, was_edited = self.session.draft.snapshot(), self.session.draft.is_edited
         try:
             self.session.use_preset(preset)
         except OSError as error:
-            self._say_unread(preset.path, error)
+            self._show_read_error(preset.path, error)
             return
-        if self.window.side_bar.shown != "launch" or not self.window.side_bar.isVisible():
+        if self.window.side_bar.current_id != "launch" or not self.window.side_bar.isVisible():
             self.window.show_activity("launch")
         if was_edited:
-            undo = (tr("Bring It Back"), Once(lambda: self.session.draft.bring_back(before)))
+            undo = (tr("Bring It Back"), OneTimeAction(lambda: self.session.draft.restore_snapshot(before)))
             text = tr(
                 "The configuration is now {preset}; the one before had changes of yours.", preset=preset.name
             )
@@ -250,7 +252,7 @@ class AppCommands:
 
     def choose_strategy(self, name: str, options: Mapping[str, object] | None = None) -> None:
         """Make it the draft's, with options that differ from those that it would keep."""
-        self.session.script.choose(False)
+        self.session.script.set_chosen(False)
         self.session.draft.choose(("strategy",), name)
         if options:
             self.session.draft.set_values({("strategy", key): value for key, value in options.items()})
@@ -270,7 +272,7 @@ class AppCommands:
         if isinstance(page, config_page.ConfigPage):
             page.suggest()
 
-    def _tell_page(self, page: object) -> None:
+    def _update_context(self, page: object) -> None:
         self.window.context.set("canSuggest", isinstance(page, config_page.ConfigPage))
 
     def show_plan(self) -> None:
@@ -289,9 +291,9 @@ class AppCommands:
 
     def open_config(self, path: Path) -> None:
         """Make a .toml file the configuration, and show it."""
-        self.session.draft.open_file(path, self.show_config, partial(self._say_unread, path))
+        self.session.draft.open_file(path, self.show_config, partial(self._show_read_error, path))
 
-    def _say_unread(self, path: Path, error: OSError) -> None:
+    def _show_read_error(self, path: Path, error: OSError) -> None:
         self.window.toasts.error(tr("{file} cannot be read: {why}.", file=path, why=error.strerror))
 
     def _open_config(self) -> None:
@@ -301,7 +303,7 @@ class AppCommands:
             self.window, tr("Open Configuration"), folder, tr(_TOML_FILTER)
         )
         if chosen:
-            workspace.chose(Path(chosen))
+            workspace.remember_dialog_path(Path(chosen))
             self.open_config(Path(chosen))
 
     def _open_run(self) -> None:
@@ -313,7 +315,7 @@ class AppCommands:
         workspace = self.session.workspace
 
         def act(folder: Path) -> None:
-            workspace.chose(folder)
+            workspace.remember_dialog_path(folder)
             self.open_workspace(folder)
 
         self._pick_folder(tr("Open Folder"), workspace.dialog_folder, act)
@@ -337,7 +339,7 @@ class AppCommands:
         chosen, _ = QFileDialog.getSaveFileName(self.window, title, suggested, kind)
         if chosen:
             path = Path(chosen)
-            workspace.chose(path)
+            workspace.remember_dialog_path(path)
             self.save_config(path if path.suffix else path.with_suffix(".toml"))
 
     def save_config(self, path: Path) -> None:
@@ -350,15 +352,15 @@ class AppCommands:
     # Helpers
 
     def _pick_preset(self) -> None:
-        self.window.palette_box.pick(self.preset_items(), tr("Start from a preset"))
+        self.window.command_palette.pick(self.preset_items(), tr("Start from a preset"))
 
     def _pick_strategy(self, act: Callable[[str], object], placeholder: str) -> None:
         items = [
-            QuickItem(card.title, tr(card.hint), partial(act, card.name), "", card.icon)
+            QuickPickItem(card.title, tr(card.hint), partial(act, card.name), "", card.icon)
             for card in STRATEGIES.values()
         ]
-        self.window.palette_box.pick(items, placeholder)
+        self.window.command_palette.pick(items, placeholder)
 
 
-def _config_files(folder: Path) -> list[Path]:
+def _find_config_files(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.toml"), *folder.glob("*/*.toml")])[:MAX_FILES]

@@ -8,7 +8,7 @@ from rankdeck_app.shell.services import Services
 from rankdeck_app.widgets.controls import ToolButton
 
 
-def with_keys(text: str, keys: str) -> str:
+def with_shortcut(text: str, keys: str) -> str:
     """'Toggle Panel (Ctrl+J)', as every tooltip of a command reads."""
     return f"{text} ({keys})" if keys else text
 
@@ -22,19 +22,19 @@ class CommandButton(ToolButton):
         self._services = services
         self._command_id = command_id
         self.clicked.connect(self._run)
-        services.keymap.changed.connect(self._describe)
-        services.context.changed.connect(self._follow)
-        self._describe()
+        services.keymap.changed.connect(self._update_tooltip)
+        services.context.changed.connect(self._update_visibility)
+        self._update_tooltip()
 
     def _run(self) -> None:
         self._services.commands.run(self._command_id)
 
-    def _describe(self) -> None:
+    def _update_tooltip(self) -> None:
         if self._command_id in self._services.commands:
             label = self._services.commands[self._command_id].label
-            self.setToolTip(with_keys(label, self._services.keymap.text_for(self._command_id)))
+            self.setToolTip(with_shortcut(label, self._services.keymap.text_for(self._command_id)))
             self.setAccessibleName(label)
-        self._follow()
+        self._update_visibility()
 
-    def _follow(self, _facts: object = None) -> None:
-        self.setHidden(not self._services.commands.enabled(self._command_id))
+    def _update_visibility(self, _facts: object = None) -> None:
+        self.setHidden(not self._services.commands.is_enabled(self._command_id))

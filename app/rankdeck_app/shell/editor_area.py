@@ -16,11 +16,11 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.split_tree import SplitTree
-from rankdeck_app.shell.tab import PageFactory, PageKinds, Tab, tab_menu
+from rankdeck_app.shell.tab import PageFactory, PageKinds, Tab, make_tab_menu
 from rankdeck_app.shell.tab_group import TabGroup, Zone
 from rankdeck_app.shell.watermark import Watermark
 
-MAX_CLOSED = 30
+MAX_CLOSED_TABS = 30
 
 
 class EditorArea(QWidget):
@@ -36,21 +36,21 @@ class EditorArea(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setAccessibleName(tr("Editor"))
         self._services = services
-        self._kinds = PageKinds(services.context)
-        self._closed: list[dict[str, Any]] = []
-        self._dragged: Tab | None = None
-        self._last_active: Page | None = None
+        self._page_kinds = PageKinds(services.context)
+        self._closed_tabs: list[dict[str, Any]] = []
+        self._dragged_tab: Tab | None = None
+        self._last_active_page: Page | None = None
         self._tree = SplitTree(self.layout_changed.emit)
         self._watermark = Watermark(services)
         self._layers = QStackedLayout(self)
         self._layers.addWidget(self._watermark)
         self._layers.addWidget(self._tree.root)
-        self._active = self._new_group()
-        self._tree.root.addWidget(self._active)
+        self._active_group = self._make_group()
+        self._tree.root.addWidget(self._active_group)
         app = QApplication.instance()
         assert isinstance(app, QApplication)
-        app.focusChanged.connect(self._follow_focus)
-        self._tell()
+        app.focusChanged.connect(self._on_focus_changed)
+        self._refresh()
 
     # -- what views use --
 
@@ -60,7 +60,7 @@ class EditorArea(QWidget):
 
         The factory may raise PageUnavailable. `title` is that of all pages of the kind, if they have one.
         """
-        self._kinds.register(prefix, factory, title)
+        self._page_kinds.register(prefix, factory, title)
 
     def open(
         self,
@@ -83,11 +83,11 @@ class EditorArea(QWidget):
             group, tab = existing
             tab.preview = tab.preview and preview
         else:
-            group = groups[0] if groups else self._active
-            factory = factory or self._kinds.factory_of(page_id)
-            tab = self._taken(page_id) or Tab(page_id, factory, preview=preview)
+            group = groups[0] if groups else self._active_group
+            factory = factory or self._page_kinds.get_factory(page_id)
+            tab = self._detach_tab(page_id) or Tab(page_id, factory, preview=preview)
             tab.build()
-            group.insert_in_place_of_preview(tab)
+            group.insert_replacing_preview(tab)
         group.show_tab(tab)
         group.bar.refresh(tab)
         if focus:
@@ -95,27 +95,27 @@ class EditorArea(QWidget):
             group.focus_page()
         elif beside is None:
             self._activate(group)
-        self._tell()
+        self._refresh()
         return tab.build()
 
     def _groups_beside(self, page: Page) -> list[TabGroup]:
         """All but that of a page, the next first; a new one at its right where there is none."""
         found, groups = self._find(page.page_id), self.groups()
-        at = groups.index(found[0] if found is not None else self._active)
+        at = groups.index(found[0] if found is not None else self._active_group)
         return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]
 
-    def _taken(self, page_id: str) -> Tab | None:
+    def _detach_tab(self, page_id: str) -> Tab | None:
         """The tab of a page that is open and cannot be doubled, out of its group."""
         found = self._find(page_id)
-        if found is None or found[1].can_double:
+        if found is None or found[1].can_split:
             return None
-        found[0].take(found[1])
+        found[0].remove(found[1])
         return found[1]
 
     def keep(self) -> None:
         """The active tab stays, whatever is looked at next."""
-        if self._active.current is not None:
-            self._active.keep(self._active.current)
+        if self._active_group.current is not None:
+            self._active_group.keep(self._active_group.current)
 
     def page(self, page_id: str) -> Page | None:
         """The built page of that id, or None."""
@@ -126,11 +126,11 @@ class EditorArea(QWidget):
         """Every page that was built, group by group."""
         return [tab.page for group in self.groups() for tab in group.tabs if tab.page is not None]
 
-    def unbuilt(self) -> list[str]:
+    def unbuilt_page_ids(self) -> list[str]:
         """Ids of the tabs whose page nobody has looked at yet."""
         return [tab.page_id for group in self.groups() for tab in group.tabs if tab.page is None]
 
-    def describe(self, page_id: str, title: str, icon_color: str) -> None:
+    def describe_tab(self, page_id: str, title: str, icon_color: str) -> None:
         """What a tab says while its page is not built."""
         found = self._find(page_id)
         if found is not None and found[1].page is None:
@@ -138,13 +138,13 @@ class EditorArea(QWidget):
             found[0].bar.refresh(found[1])
 
     def active_page(self) -> Page | None:
-        tab = self._active.current
+        tab = self._active_group.current
         return tab.page if tab else None
 
     def close_page(self, page_id: str | None = None) -> None:
         """Close the page of that id, if it is open; without one, the active page."""
-        current = self._active.current
-        existing = self._find(page_id) if page_id is not None else current and (self._active, current)
+        current = self._active_group.current
+        existing = self._find(page_id) if page_id is not None else current and (self._active_group, current)
         if existing:
             self._close_tab(*existing)
 
@@ -156,11 +156,11 @@ class EditorArea(QWidget):
 
     @property
     def active_group(self) -> TabGroup:
-        return self._active
+        return self._active_group
 
     def close_tabs(self, which: str) -> None:
         """Close "others", "right" of the active tab, or "all"; pinned tabs stay unless all are asked for."""
-        group, current = self._active, self._active.current
+        group, current = self._active_group, self._active_group.current
         if which == "all":
             self._close_group(group)
         elif current is not None:
@@ -180,39 +180,39 @@ class EditorArea(QWidget):
 
     def reopen_closed(self) -> None:
         """Bring back the tab that was closed last and whose kind is known."""
-        while self._closed:
-            tabs = self._kinds.tabs_from([self._closed.pop()])
+        while self._closed_tabs:
+            tabs = self._page_kinds.restore_tabs([self._closed_tabs.pop()])
             if tabs and self._find(tabs[0].page_id) is None:
-                self._active.insert(tabs[0])
-                self._active.focus_page()
+                self._active_group.insert(tabs[0])
+                self._active_group.focus_page()
                 break
-        self._tell()
+        self._refresh()
 
     def split(self, zone: Zone) -> None:
         """Show the active page a second time beside itself; a page that cannot be doubled is moved."""
-        group, tab = self._active, self._active.current
-        if tab is None or (not tab.can_double and len(group.tabs) == 1):
+        group, tab = self._active_group, self._active_group.current
+        if tab is None or (not tab.can_split and len(group.tabs) == 1):
             return
         fresh = self._split(group, zone)
-        if tab.can_double:
-            tab = Tab.from_saved(tab.saved() | {"pinned": False, "preview": False}, tab.factory)
+        if tab.can_split:
+            tab = Tab.from_state(tab.save_state() | {"pinned": False, "preview": False}, tab.factory)
         else:
-            group.take(tab)
+            group.remove(tab)
         fresh.insert(tab)
         self._activate(fresh)
         fresh.focus_page()
-        self._tell()
+        self._refresh()
 
     def toggle_pin(self) -> None:
-        current = self._active.current
+        current = self._active_group.current
         if current is not None:
-            self._toggle_pin(self._active, current)
+            self._toggle_pin(self._active_group, current)
 
     def cycle_tabs(self, step: int) -> None:
-        tabs, current = self._active.tabs, self._active.current
+        tabs, current = self._active_group.tabs, self._active_group.current
         if current is not None:
-            self._active.show_tab(tabs[(tabs.index(current) + step) % len(tabs)])
-            self._active.focus_page()
+            self._active_group.show_tab(tabs[(tabs.index(current) + step) % len(tabs)])
+            self._active_group.focus_page()
 
     def show_tab(self, tab: Tab) -> None:
         """Bring a tab of any group to the front, with the keyboard in it."""
@@ -221,11 +221,11 @@ class EditorArea(QWidget):
                 group.show_tab(tab)
                 self._activate(group)
                 group.focus_page()
-                self._tell()
+                self._refresh()
 
     def move_tab(self, step: int) -> None:
         """Move the active tab left or right within its group."""
-        group, tab = self._active, self._active.current
+        group, tab = self._active_group, self._active_group.current
         if tab is not None:
             at = group.tabs.index(tab) + step
             if 0 <= at < len(group.tabs) and group.tabs[at].pinned == tab.pinned:
@@ -239,16 +239,16 @@ class EditorArea(QWidget):
 
     def cycle_groups(self, step: int) -> None:
         groups = self.groups()
-        self.focus_group((groups.index(self._active) + step) % len(groups))
+        self.focus_group((groups.index(self._active_group) + step) % len(groups))
 
     # -- restart --
 
     def save_state(self) -> dict[str, Any]:
         groups = self.groups()
         return {
-            "tree": self._tree.saved(),
-            "active": groups.index(self._active),
-            "closed": self._closed[-MAX_CLOSED:],
+            "tree": self._tree.save_state(),
+            "active": groups.index(self._active_group),
+            "closed": self._closed_tabs[-MAX_CLOSED_TABS:],
         }
 
     def restore_state(self, state: dict[str, Any]) -> None:
@@ -256,40 +256,40 @@ class EditorArea(QWidget):
 
         Pages come to life when first shown.
         """
-        self._closed = [record for record in state.get("closed", []) if isinstance(record, dict)]
+        self._closed_tabs = [record for record in state.get("closed", []) if isinstance(record, dict)]
         tree = state.get("tree")
         if isinstance(tree, dict) and not any(group.tabs for group in self.groups()):
-            empty = self._active
-            self._tree.restore(self._tree.root, tree, self._new_group, self._kinds.tabs_from)
+            empty = self._active_group
+            self._tree.restore(self._tree.root, tree, self._make_group, self._page_kinds.restore_tabs)
             if len(self.groups()) > 1:
                 self._remove_group(empty)
             groups = self.groups()
             active = state.get("active", 0)
             self._activate(groups[active] if isinstance(active, int) and active < len(groups) else groups[0])
-        self._tell()
+        self._refresh()
 
     # -- groups and the tree --
 
     def _find(self, page_id: str, groups: list[TabGroup] | None = None) -> tuple[TabGroup, Tab] | None:
-        for group in groups or [self._active, *self.groups()]:
+        for group in groups or [self._active_group, *self.groups()]:
             for tab in group.tabs:
                 if tab.page_id == page_id:
                     return group, tab
         return None
 
-    def _new_group(self) -> TabGroup:
+    def _make_group(self) -> TabGroup:
         group = TabGroup(self._services)
-        group.current_changed.connect(self._tell)
+        group.current_changed.connect(self._refresh)
         group.bar.close_requested.connect(lambda tab: self._close_tab(group, tab))
         group.bar.pin_requested.connect(lambda tab: self._toggle_pin(group, tab))
         group.bar.menu_requested.connect(lambda tab, at: self._open_menu(group, tab, at))
         group.bar.dragged.connect(self._set_dragged)
-        group.dropped.connect(lambda zone, index: self._drop(group, zone, index))
+        group.dropped.connect(lambda zone, index: self._on_dropped(group, zone, index))
         return group
 
     def _split(self, group: TabGroup, zone: Zone) -> TabGroup:
         """A new empty group on that side of `group`."""
-        fresh = self._new_group()
+        fresh = self._make_group()
         self._tree.insert_beside(group, zone, fresh)
         return fresh
 
@@ -299,49 +299,49 @@ class EditorArea(QWidget):
             return
         self._tree.remove(group)
         group.deleteLater()
-        if group is self._active:
+        if group is self._active_group:
             rest = self.groups()
             self._activate(rest[min(groups.index(group), len(rest) - 1)])
 
     def _activate(self, group: TabGroup) -> None:
-        self._active = group
+        self._active_group = group
         for other in self.groups():
             other.set_focused(other is group)
 
-    def _follow_focus(self, _old: QWidget | None, new: QWidget | None) -> None:
+    def _on_focus_changed(self, _old: QWidget | None, new: QWidget | None) -> None:
         widget = new
         while widget is not None and not isinstance(widget, TabGroup):
             widget = widget.parentWidget()
-        if isinstance(widget, TabGroup) and widget is not self._active and widget in self.groups():
+        if isinstance(widget, TabGroup) and widget is not self._active_group and widget in self.groups():
             self._activate(widget)
-            self._tell()
+            self._refresh()
 
     # -- tabs --
 
     def _close_tab(self, group: TabGroup, tab: Tab) -> None:
-        self._closed.append(tab.saved())
-        del self._closed[:-MAX_CLOSED]
+        self._closed_tabs.append(tab.save_state())
+        del self._closed_tabs[:-MAX_CLOSED_TABS]
         had_focus = group.isAncestorOf(QApplication.focusWidget() or self)
-        group.take(tab)
+        group.remove(tab)
         if tab.page is not None:
             tab.page.deleteLater()
         if not group.tabs:
             self._remove_group(group)
         if had_focus:
-            self._active.focus_page()
-        self._tell()
+            self._active_group.focus_page()
+        self._refresh()
 
     def _toggle_pin(self, group: TabGroup, tab: Tab) -> None:
-        group.take(tab)
+        group.remove(tab)
         tab.pinned, tab.preview = not tab.pinned, False
         group.insert(tab, sum(other.pinned for other in group.tabs))
-        self._tell()
+        self._refresh()
 
     def _set_dragged(self, tab: Tab | None) -> None:
-        self._dragged = tab
+        self._dragged_tab = tab
 
-    def _drop(self, target: TabGroup, zone: Zone, index: int) -> None:
-        tab = self._dragged
+    def _on_dropped(self, target: TabGroup, zone: Zone, index: int) -> None:
+        tab = self._dragged_tab
         source = next((group for group in self.groups() if tab in group.tabs), None)
         if tab is not None and source is not None:
             # The drag still runs inside the source's mouse event: its group must outlive that.
@@ -360,24 +360,24 @@ class EditorArea(QWidget):
         if source is target and index > source.tabs.index(tab) + 1:
             index -= 1
         tab.preview = False
-        source.take(tab)
+        source.remove(tab)
         target.insert_moved(tab, index)
         if not source.tabs:
             self._remove_group(source)
         self._activate(target)
         target.focus_page()
-        self._tell()
+        self._refresh()
 
     def _open_menu(self, group: TabGroup, tab: Tab, at: QPoint) -> None:
         group.show_tab(tab)
         self._activate(group)
-        self._tell()
-        tab_menu(self._services, self).popup(at)
+        self._refresh()
+        make_tab_menu(self._services, self).popup(at)
 
-    def _tell(self) -> None:
+    def _refresh(self) -> None:
         """Bring context, watermark and listeners up to date."""
         page = self.active_page()
-        tab = self._active.current
+        tab = self._active_group.current
         self._layers.setCurrentWidget(
             self._tree.root if any(g.tabs for g in self.groups()) else self._watermark
         )
@@ -387,12 +387,12 @@ class EditorArea(QWidget):
                 "activePage": page.kind if page else "",
                 "activePageId": page.page_id if page else "",
                 "previewOpen": tab is not None and tab.preview,
-                "severalTabs": len(self._active.tabs) > 1,
+                "severalTabs": len(self._active_group.tabs) > 1,
                 "severalGroups": len(self.groups()) > 1,
-                "closedTabs": bool(self._closed),
+                "closedTabs": bool(self._closed_tabs),
             }
         )
-        if page is not self._last_active:
-            self._last_active = page
+        if page is not self._last_active_page:
+            self._last_active_page = page
             self.active_page_changed.emit(page)
         self.layout_changed.emit()

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import draw_icon
-from rankdeck_app.widgets.painting import RIGHT, Index, paint_text, painted_width
+from rankdeck_app.widgets.painting import RIGHT, Index, paint_text, text_width
 
 ROW_HEIGHT = 27
 MAX_ROWS = 14
@@ -29,30 +29,30 @@ TOP_PX = 6
 
 
 @dataclass(frozen=True)
-class QuickItem:
+class QuickPickItem:
     """A row: what it says, what it says in grey, what stands at its right, what choosing it does, what
-    being on it does, and what else it is found by. One that `stays` is first, whatever is typed.
+    being on it does, and what else it is found by. One that `always_show` is first, whatever is typed.
     """
 
     label: str
     description: str = ""
     callback: Callable[[], object] | None = None
-    right: str = ""
+    right_text: str = ""
     icon: str = ""
     preview: Callable[[], object] | None = None
-    also: str = ""
-    stays: bool = False
+    alias: str = ""
+    always_show: bool = False
 
 
 @dataclass(frozen=True)
 class PaletteRow:
     """An item with the places in its label that the typed text matched."""
 
-    item: QuickItem
-    marks: tuple[int, ...] = ()
+    item: QuickPickItem
+    highlights: tuple[int, ...] = ()
 
 
-class RowModel(QAbstractListModel):
+class PaletteRowModel(QAbstractListModel):
     ROW = int(Qt.ItemDataRole.UserRole)
     rows: Sequence[PaletteRow] = ()
 
@@ -69,11 +69,11 @@ class RowModel(QAbstractListModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return row.item.label
         if role == Qt.ItemDataRole.AccessibleTextRole:
-            return ", ".join(filter(None, (row.item.label, row.item.description, row.item.right)))
+            return ", ".join(filter(None, (row.item.label, row.item.description, row.item.right_text)))
         return row if role == self.ROW else None
 
 
-class RowDelegate(QStyledItemDelegate):
+class PaletteRowDelegate(QStyledItemDelegate):
     def __init__(self, services: Services, parent: QObject) -> None:
         super().__init__(parent)
         self._theme = services.theme
@@ -82,7 +82,7 @@ class RowDelegate(QStyledItemDelegate):
         return QSize(100, ROW_HEIGHT)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        row: PaletteRow = index.data(RowModel.ROW)
+        row: PaletteRow = index.data(PaletteRowModel.ROW)
         rect: QRect = option.rect
         state: QStyle.StateFlag = option.state
         selected = bool(state & QStyle.StateFlag.State_Selected)
@@ -102,9 +102,9 @@ class RowDelegate(QStyledItemDelegate):
             draw_icon(painter, row.item.icon, QRect(rect.x() + 12, rect.y() + 6, 15, 15).toRectF(), ink)
             x += 18
         right = rect.right() - 14
-        if row.item.right:
+        if row.item.right_text:
             room = QRect(x, rect.y(), right - x, rect.height())
-            right -= painted_width(painter, paint_text(painter, room, row.item.right, dim, 12, RIGHT))
+            right -= text_width(painter, paint_text(painter, room, row.item.right_text, dim, 12, RIGHT))
         x = self._paint_label(painter, row, QRect(x, rect.y(), right - x - 12, rect.height()), ink)
         if row.item.description and right - x > 30:
             area = QRect(x + 10, rect.y(), right - x - 22, rect.height())
@@ -117,7 +117,7 @@ class RowDelegate(QStyledItemDelegate):
         metrics = painter.fontMetrics()
         lit = self._theme.color("list.highlightForeground")
         num_whole = len(label) if label == row.item.label else len(label) - 1
-        for at in (at for at in row.marks if at < num_whole):
+        for at in (at for at in row.highlights if at < num_whole):
             x = area.x() + metrics.horizontalAdvance(label[:at])
             box = QRect(x, area.y(), metrics.horizontalAdvance(label[at]) + 1, area.height())
             paint_text(painter, box, label[at], lit, 12)
@@ -131,9 +131,9 @@ class FloatingList(QFrame):
 
     def __init__(self, services: Services, parent: QWidget, name: str, list_name: str) -> None:
         super().__init__(parent)
-        self._room = parent
+        self._container = parent
         self._services = services
-        self._focus_before: QWidget | None = None
+        self._previous_focus: QWidget | None = None
         self.setProperty("kind", "floating")
         self.setAccessibleName(name)
         self.list = QListView()
@@ -141,9 +141,9 @@ class FloatingList(QFrame):
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setMouseTracking(True)
         self.list.setUniformItemSizes(True)
-        self.model = RowModel(self.list)
+        self.model = PaletteRowModel(self.list)
         self.list.setModel(self.model)
-        self.list.setItemDelegate(RowDelegate(services, self.list))
+        self.list.setItemDelegate(PaletteRowDelegate(services, self.list))
         self.list.clicked.connect(self.choose)
         self._shadow = QGraphicsDropShadowEffect(self)
         self._shadow.setBlurRadius(24)
@@ -151,10 +151,10 @@ class FloatingList(QFrame):
         self.setGraphicsEffect(self._shadow)
         self.hide()
 
-    def open_on(self, widget: QWidget) -> None:
+    def open_with_focus(self, widget: QWidget) -> None:
         """Show the box above everything else, with the keyboard in one of its widgets."""
         if not self.isVisible():
-            self._focus_before = QApplication.focusWidget()
+            self._previous_focus = QApplication.focusWidget()
         self._shadow.setColor(self._services.theme.color("widget.shadow"))
         self.show()
         self.raise_()
@@ -162,25 +162,25 @@ class FloatingList(QFrame):
 
     def choose(self, index: QModelIndex) -> None:
         """Close the box and do what the row is for; a row that is for nothing leaves it open."""
-        if (callback := self._callback_of(index)) is not None:
+        if (callback := self._get_callback(index)) is not None:
             self.dismiss()
             callback()
 
-    def _callback_of(self, index: QModelIndex) -> Callable[[], object] | None:
+    def _get_callback(self, index: QModelIndex) -> Callable[[], object] | None:
         return self.model.rows[index.row()].item.callback if index.isValid() else None
 
     def dismiss(self) -> None:
         """Close without choosing; the keyboard goes back to where it was."""
         if not self.isVisible():
             return
-        before, self._focus_before = self._focus_before, None
+        before, self._previous_focus = self._previous_focus, None
         self.hide()
         if before is not None and before.isVisible():
             before.setFocus(Qt.FocusReason.PopupFocusReason)
 
-    def place(self) -> None:
+    def reposition(self) -> None:
         """Keep to the top middle of the window."""
-        room = self._room.size()
+        room = self._container.size()
         num_rows = max(1, min(MAX_ROWS, len(self.model.rows)))
         self.list.setFixedHeight(num_rows * ROW_HEIGHT)
         self.setFixedWidth(min(self.max_width, room.width() - 32))

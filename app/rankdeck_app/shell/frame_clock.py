@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import SIGNAL, QCoreApplication, QEvent, QObject, Qt, QTimer, Signal
 
-KEPT_FRAMES = 300
-SLOW_HZ = 10
+MAX_FRAMES = 300
+HIDDEN_HZ = 10
 _FRAME_END = QEvent.Type(QEvent.registerEventType())
 
 
@@ -37,10 +37,10 @@ class FrameClock(QObject):
     def __init__(self, rate_hz: int = 30) -> None:
         super().__init__()
         self._rate_hz = rate_hz
-        self._slow = False
-        self._began_s = 0.0
+        self._is_slow = False
+        self._started_s = 0.0
         self._measured_s = 0.0
-        self._frames: deque[tuple[float, float]] = deque(maxlen=KEPT_FRAMES)
+        self._frames: deque[tuple[float, float]] = deque(maxlen=MAX_FRAMES)
         self._timer = QTimer(self)
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
         self._timer.timeout.connect(self._tick)
@@ -48,22 +48,22 @@ class FrameClock(QObject):
     def subscribe(self, subscriber: Callable[[], object]) -> None:
         """Call `subscriber` every frame. A method of a QObject leaves with its object."""
         self._frame.connect(subscriber)
-        self._adjust()
+        self._update_timer()
 
     def set_slow(self, slow: bool) -> None:
         """10 frames a second while the window is hidden or minimised."""
-        self._slow = slow
-        self._adjust()
+        self._is_slow = slow
+        self._update_timer()
 
     def set_rate(self, rate_hz: int) -> None:
         self._rate_hz = rate_hz
-        self._adjust()
+        self._update_timer()
 
     def stop(self) -> None:
         """Drop every subscriber; the window closes."""
-        if self._is_wanted():
+        if self._has_subscribers():
             self._frame.disconnect()
-        self._adjust()
+        self._update_timer()
 
     def stats(self) -> FrameStats | None:
         """Rate and frame time over the frames of the last seconds."""
@@ -77,33 +77,33 @@ class FrameClock(QObject):
             p99_ms=durations[min(len(durations) - 1, int(len(durations) * 0.99))] * 1e3,
         )
 
-    def _is_wanted(self) -> bool:
+    def _has_subscribers(self) -> bool:
         return self.receivers(SIGNAL("_frame()")) > 0
 
-    def _adjust(self) -> None:
-        if not self._is_wanted():
+    def _update_timer(self) -> None:
+        if not self._has_subscribers():
             if self._timer.isActive():
                 self._timer.stop()
                 self._frames.clear()
                 self.measured.emit(None)
             return
-        rate_hz = min(self._rate_hz, SLOW_HZ) if self._slow else self._rate_hz
+        rate_hz = min(self._rate_hz, HIDDEN_HZ) if self._is_slow else self._rate_hz
         interval_ms = round(1000 / rate_hz)
         if not self._timer.isActive() or self._timer.interval() != interval_ms:
             self._frames.clear()
             self._timer.start(interval_ms)
 
     def _tick(self) -> None:
-        self._began_s = time.perf_counter()
+        self._started_s = time.perf_counter()
         self._frame.emit()
-        self._adjust()
+        self._update_timer()
         QCoreApplication.postEvent(self, QEvent(_FRAME_END), Qt.EventPriority.LowEventPriority.value - 1)
 
     def customEvent(self, event: QEvent) -> None:
         if event.type() != _FRAME_END:
             return
         now_s = time.perf_counter()
-        self._frames.append((self._began_s, now_s - self._began_s))
+        self._frames.append((self._started_s, now_s - self._started_s))
         if now_s - self._measured_s >= 1.0:
             self._measured_s = now_s
             self.measured.emit(self.stats())

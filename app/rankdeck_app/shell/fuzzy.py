@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Match:
-    """A higher score is a better match; `at` are the matched places, for highlighting."""
+class FuzzyMatch:
+    """A higher score is a better match; `positions` are the matched places, for highlighting."""
 
     score: int
-    at: tuple[int, ...]
+    positions: tuple[int, ...]
 
 
-def fuzzy_match(query: str, text: str) -> Match | None:
+def fuzzy_match(query: str, text: str) -> FuzzyMatch | None:
     """The match of all words of `query`, or None when one of them does not occur."""
     score, places = 0, set[int]()
     for word in query.lower().split():
@@ -26,34 +26,34 @@ def fuzzy_match(query: str, text: str) -> Match | None:
         if match is None:
             return None
         score += match.score
-        places.update(match.at)
-    return Match(score * 100 - len(text), tuple(sorted(places)))
+        places.update(match.positions)
+    return FuzzyMatch(score * 100 - len(text), tuple(sorted(places)))
 
 
-def _match_word(word: str, text: str) -> Match | None:
+def _match_word(word: str, text: str) -> FuzzyMatch | None:
     """A whole occurrence wins, best at the start of a word; else the first chain of word starts and runs."""
     low = text.lower()
     whole = [at for at in range(len(low)) if low.startswith(word, at)]
     if whole:
-        at = next((at for at in whole if _starts_word(text, at)), whole[0])
-        bonus = 12 if at == 0 else 8 if _starts_word(text, at) else 4
-        return Match(len(word) * 4 + bonus, tuple(range(at, at + len(word))))
-    places = _chain(word, text, low, 0, -1)
-    return Match(len(word) * 2, places) if places else None
+        at = next((at for at in whole if _is_word_start(text, at)), whole[0])
+        bonus = 12 if at == 0 else 8 if _is_word_start(text, at) else 4
+        return FuzzyMatch(len(word) * 4 + bonus, tuple(range(at, at + len(word))))
+    places = _match_chain(word, text, low, 0, -1)
+    return FuzzyMatch(len(word) * 2, places) if places else None
 
 
-def _chain(word: str, text: str, low: str, start: int, before: int) -> tuple[int, ...] | None:
+def _match_chain(word: str, text: str, low: str, start: int, before: int) -> tuple[int, ...] | None:
     """Places of the letters of `word` from `start` on, `before` being the place of the letter ahead of it."""
     if not word:
         return ()
     for at in range(start, len(low)):
-        if low[at] == word[0] and (at == before + 1 > 0 or _starts_word(text, at)):
-            rest = _chain(word[1:], text, low, at + 1, at)
+        if low[at] == word[0] and (at == before + 1 > 0 or _is_word_start(text, at)):
+            rest = _match_chain(word[1:], text, low, at + 1, at)
             if rest is not None:
                 return (at, *rest)
     return None
 
 
-def _starts_word(text: str, at: int) -> bool:
+def _is_word_start(text: str, at: int) -> bool:
     before = text[at - 1] if at else " "
     return not before.isalnum() or (text[at].isupper() and before.islower())

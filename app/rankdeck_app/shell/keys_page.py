@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rankdeck_app.shell.window import MainWindow
 
 ROW_HEIGHT = 24
-_ID = Qt.ItemDataRole.UserRole
+_ID_ROLE = Qt.ItemDataRole.UserRole
 
 
 class KeysPage(Page):
@@ -40,7 +40,7 @@ class KeysPage(Page):
         super().__init__(page_id, title=tr("Keyboard Shortcuts"), icon="keyboard-tab")
         self._window = window
         self._keymap = window.keymap
-        self._recording = ""
+        self._recording_id = ""
         hint = tr("Type to search by command or keys")
         self._filter = QLineEdit(placeholderText=hint, clearButtonEnabled=True)
         self._filter.setAccessibleName(tr("Search shortcuts"))
@@ -73,32 +73,32 @@ class KeysPage(Page):
         self.recorder.editingFinished.connect(self._on_recorded)
         self.recorder.installEventFilter(self)
         self._prompt = text_label()
-        self._box = QFrame()
-        self._box.setProperty("kind", "card")
-        row((self._prompt, 1), self.recorder, on=self._box, margins=(12, 8, 12, 8))
-        self._box.hide()
-        return self._box
+        self._recorder_box = QFrame()
+        self._recorder_box.setProperty("kind", "card")
+        row((self._prompt, 1), self.recorder, on=self._recorder_box, margins=(12, 8, 12, 8))
+        self._recorder_box.hide()
+        return self._recorder_box
 
     def _make_buttons(self) -> QHBoxLayout:
-        self._change = push_button(tr("Change Keys"), "", self.record)
-        self._remove = push_button(tr("Remove Keys"), "", lambda: self._give(()))
-        self._reset = push_button(tr("Reset"), "", lambda: self._keymap.reset(self.selected()))
+        self._change_button = push_button(tr("Change Keys"), "", self.record)
+        self._remove_button = push_button(tr("Remove Keys"), "", lambda: self._assign_keys(()))
+        self._reset_button = push_button(tr("Reset"), "", lambda: self._keymap.reset(self.selected_command()))
         self._message = text_label(tone="dim")
-        return row(self._change, self._remove, self._reset, (self._message, 1))
+        return row(self._change_button, self._remove_button, self._reset_button, (self._message, 1))
 
     def refresh(self) -> None:
         """List the commands that the search leaves, keeping the selected one."""
-        selected = self.selected()
+        selected = self.selected_command()
         query = self._filter.text()
         self.table.clear()
         for command in self._window.commands:
             shown = " · ".join(map(to_text, self._keymap.keys_for(command.id)))
-            is_found = any(fuzzy_match(query, title) for title in (command.shown, command.title))
+            is_found = any(fuzzy_match(query, title) for title in (command.display_title, command.title))
             if query and not is_found and query.lower() not in shown.lower():
                 continue
-            source = tr("you") if self._keymap.is_own(command.id) else tr("default")
-            item = QTreeWidgetItem([command.shown, shown, command.when, source])
-            item.setData(0, _ID, command.id)
+            source = tr("you") if self._keymap.is_user_defined(command.id) else tr("default")
+            item = QTreeWidgetItem([command.display_title, shown, command.when, source])
+            item.setData(0, _ID_ROLE, command.id)
             item.setToolTip(0, command.id)
             item.setSizeHint(0, QSize(0, ROW_HEIGHT))
             self.table.addTopLevelItem(item)
@@ -110,42 +110,42 @@ class KeysPage(Page):
             self.table.setCurrentItem(first)
         self._update_buttons()
 
-    def selected(self) -> str:
+    def selected_command(self) -> str:
         """The id of the command whose row is selected, or ''."""
         item = self.table.currentItem()
-        return str(item.data(0, _ID)) if item is not None else ""
+        return str(item.data(0, _ID_ROLE)) if item is not None else ""
 
     def _update_buttons(self) -> None:
-        command_id = self.selected()
-        self._change.setEnabled(bool(command_id))
-        self._remove.setEnabled(bool(command_id and self._keymap.keys_for(command_id)))
-        self._reset.setEnabled(self._keymap.is_own(command_id))
+        command_id = self.selected_command()
+        self._change_button.setEnabled(bool(command_id))
+        self._remove_button.setEnabled(bool(command_id and self._keymap.keys_for(command_id)))
+        self._reset_button.setEnabled(self._keymap.is_user_defined(command_id))
 
     def record(self) -> None:
         """Wait for the new keys of the selected command; Escape leaves all as it was."""
-        self._recording = self.selected()
-        if not self._recording:
+        self._recording_id = self.selected_command()
+        if not self._recording_id:
             return
-        title = self._window.commands[self._recording].shown
+        title = self._window.commands[self._recording_id].display_title
         self._prompt.setText(
             tr("{command}: press the new keys. Enter to confirm, Escape to cancel.", command=title)
         )
-        self._box.show()
+        self._recorder_box.show()
         self.recorder.clear()
-        self._window.shortcuts.suspend(True)
+        self._window.shortcuts.set_suspended(True)
         self.recorder.setFocus()
 
     def _on_recorded(self) -> None:
         sequence = self.recorder.keySequence()
-        if self._recording and not sequence.isEmpty():
-            self._give((to_keys(sequence),), self._recording)
+        if self._recording_id and not sequence.isEmpty():
+            self._assign_keys((to_keys(sequence),), self._recording_id)
         self._stop_recording()
 
     def _stop_recording(self) -> None:
-        if self._recording:
-            self._recording = ""
-            self._box.hide()
-            self._window.shortcuts.suspend(False)
+        if self._recording_id:
+            self._recording_id = ""
+            self._recorder_box.hide()
+            self._window.shortcuts.set_suspended(False)
             self.table.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -164,11 +164,15 @@ class KeysPage(Page):
             return True
         return False
 
-    def _give(self, keys: tuple[str, ...], command_id: str = "") -> None:
-        command_id = command_id or self.selected()
-        others = [other for other in self._keymap.commands_on(keys[0]) if other != command_id] if keys else []
+    def _assign_keys(self, keys: tuple[str, ...], command_id: str = "") -> None:
+        command_id = command_id or self.selected_command()
+        others = (
+            [other for other in self._keymap.commands_with_keys(keys[0]) if other != command_id]
+            if keys
+            else []
+        )
         self._keymap.set_keys(command_id, keys)
-        titles = ", ".join(self._window.commands[other].shown for other in others)
+        titles = ", ".join(self._window.commands[other].display_title for other in others)
         self._message.setText(tr("These keys also belong to: {commands}.", commands=titles) if titles else "")
 
     def hideEvent(self, event: QEvent) -> None:

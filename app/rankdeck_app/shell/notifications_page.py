@@ -11,13 +11,13 @@ from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QWidget
 
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
-from rankdeck_app.shell.toasts import TONE_COLOR, Notification, action_buttons
+from rankdeck_app.shell.toasts import TONE_COLORS, Notification, action_buttons
 from rankdeck_app.widgets.layouts import column, push_button, row
 
 if TYPE_CHECKING:
     from rankdeck_app.shell.window import MainWindow
 
-_LEFT, _RIGHT = 25, 4
+_LEFT_MARGIN, _RIGHT_MARGIN = 25, 4
 """Of a row of buttons, so that they begin where text does."""
 _PADDING = 8
 """Above and below what stands in a row of a roomy list (theme/qss.py)."""
@@ -35,8 +35,8 @@ class NotificationsPage(Page):
         self._list.setWordWrap(True)
         self._list.setIconSize(QSize(16, 16))
         self._list.setProperty("roomy", "true")
-        self._clear = push_button(tr("Clear"), "", self._toasts.clear_history)
-        column((self._list, 1), row(None, self._clear), on=self, margins=(16, 16, 16, 16), spacing=10)
+        self._clear_button = push_button(tr("Clear"), "", self._toasts.clear_history)
+        column((self._list, 1), row(None, self._clear_button), on=self, margins=(16, 16, 16, 16), spacing=10)
         self.setFocusProxy(self._list)
         self._toasts.history_changed.connect(self._fill)
         self._theme.changed.connect(self._fill)
@@ -45,13 +45,13 @@ class NotificationsPage(Page):
     def _fill(self) -> None:
         self._list.clear()
         for notice in reversed(self._toasts.history):
-            icon = self._theme.icon(notice.tone, TONE_COLOR[notice.tone])
+            icon = self._theme.icon(notice.tone, TONE_COLORS[notice.tone])
             at = time.strftime("%H:%M:%S", time.localtime(notice.time_s))
             item = QListWidgetItem(icon, f"{at}   {notice.text}")
             self._list.addItem(item)
             if notice.actions:
                 self._add_buttons(notice)
-        self._clear.setVisible(bool(self._toasts.history))
+        self._clear_button.setVisible(bool(self._toasts.history))
         if not self._toasts.history:
             self._list.addItem(tr("No notifications in this session."))
         if self.isVisible() and self._toasts.unread:
@@ -60,9 +60,9 @@ class NotificationsPage(Page):
     def _add_buttons(self, notice: Notification) -> None:
         """Below what was said, in a row of the list that is nothing but buttons."""
         buttons = QWidget()
-        room = self._list.viewport().width() - _LEFT - _RIGHT
-        layout = action_buttons(notice.actions, lambda callback: callback(), room, suggests=False)
-        layout.setContentsMargins(_LEFT, 0, _RIGHT, 6)
+        room = self._list.viewport().width() - _LEFT_MARGIN - _RIGHT_MARGIN
+        layout = action_buttons(notice.actions, lambda callback: callback(), room, has_primary=False)
+        layout.setContentsMargins(_LEFT_MARGIN, 0, _RIGHT_MARGIN, 6)
         buttons.setLayout(layout)
         item = QListWidgetItem()
         item.setFlags(Qt.ItemFlag.NoItemFlags)
@@ -78,9 +78,9 @@ class NotificationsPage(Page):
             self._fill()
 
     def showEvent(self, event: QEvent) -> None:
-        self._toasts.is_read_elsewhere = True
-        self._toasts.clear()
+        self._toasts.is_history_open = True
+        self._toasts.dismiss_all()
         self._fill()  # what a toast's button did is done here, too
 
     def hideEvent(self, event: QEvent) -> None:
-        self._toasts.is_read_elsewhere = False
+        self._toasts.is_history_open = False

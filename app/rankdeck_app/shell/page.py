@@ -19,7 +19,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QWidget
 
 
-class PageUnavailable(Exception):  # noqa: N818 - it says what is, as StopIteration does
+class PageUnavailableError(Exception):
     """A factory cannot build its page (the run's folder is gone). The message stands in the tab instead."""
 
 
@@ -41,7 +41,7 @@ class Page(QWidget):
     can_split = True
     """Whether a second copy of the page may be opened beside the first (Ctrl+\\)."""
 
-    path_command = ""
+    breadcrumb_command = ""
     """What a click on its breadcrumbs, but for the last, runs: it shows where the page is listed."""
 
     def __init__(self, page_id: str, title: str = "", icon: str = "file") -> None:

@@ -15,39 +15,44 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QApplication, QLineEdit, QWidget
 
 from rankdeck_app.language import tr
-from rankdeck_app.shell.floating_list import MAX_ROWS, FloatingList, PaletteRow, QuickItem
-from rankdeck_app.shell.fuzzy import Match, fuzzy_match
+from rankdeck_app.shell.floating_list import MAX_ROWS, FloatingList, PaletteRow, QuickPickItem
+from rankdeck_app.shell.fuzzy import FuzzyMatch, fuzzy_match
 from rankdeck_app.shell.services import Services
 from rankdeck_app.widgets.layouts import column
 
 COMMAND_PREFIX = ">"
 # What is previewed may cost a good part of a second: not for rows that one hurries over.
-PREVIEW_AFTER_MS = 80
-_STEPS = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: MAX_ROWS, Qt.Key.Key_PageUp: -MAX_ROWS}
+PREVIEW_DELAY_MS = 80
+_KEY_STEPS = {
+    Qt.Key.Key_Down: 1,
+    Qt.Key.Key_Up: -1,
+    Qt.Key.Key_PageDown: MAX_ROWS,
+    Qt.Key.Key_PageUp: -MAX_ROWS,
+}
 
-QuickProvider = Callable[[], Sequence[QuickItem]]
+QuickProvider = Callable[[], Sequence[QuickPickItem]]
 """Where quick open's rows come from. It must be quick: it runs when the box opens."""
 
 
-class Palette(FloatingList):
+class CommandPalette(FloatingList):
     """Escape or a click elsewhere closes it."""
 
     def __init__(self, services: Services, parent: QWidget) -> None:
         super().__init__(services, parent, tr("Command palette"), tr("Results"))
         self._providers: list[QuickProvider] = []
-        self._recent: list[str] = []
-        self._rows_for: Callable[[str], list[PaletteRow]] = lambda _text: []
-        self._is_general = False
-        self._left: Callable[[], object] | None = None
-        self._preview_timer = QTimer(self, interval=PREVIEW_AFTER_MS, singleShot=True)
+        self._recent_ids: list[str] = []
+        self._make_rows: Callable[[str], list[PaletteRow]] = lambda _text: []
+        self._is_quick_open = False
+        self._on_cancel: Callable[[], object] | None = None
+        self._preview_timer = QTimer(self, interval=PREVIEW_DELAY_MS, singleShot=True)
         self._preview_timer.timeout.connect(self._preview)
         self.input = QLineEdit()
         self.input.setAccessibleName(tr("Type to search"))
-        self.input.textChanged.connect(self._refilter)
+        self.input.textChanged.connect(self._update_rows)
         self.input.installEventFilter(self)
         self.list.selectionModel().currentChanged.connect(lambda _new, _old: self._preview_timer.start())
         column(self.input, self.list, on=self, margins=(8, 8, 8, 8), spacing=6)
-        services.commands.ran.connect(self._remember)
+        services.commands.ran.connect(self._add_recent)
 
     def add_provider(self, provider: QuickProvider) -> None:
         """Add a source of quick open rows."""
@@ -55,39 +60,39 @@ class Palette(FloatingList):
         self._services.context.set("quickOpen", True)
 
     def show_commands(self) -> None:
-        self._begin(COMMAND_PREFIX, "", self._general_rows())
-        self._is_general = True
+        self._open(COMMAND_PREFIX, "", self._quick_open_rows())
+        self._is_quick_open = True
 
     def show_quick_open(self, text: str = "") -> None:
-        self._begin(text, tr("Search by name; > for commands"), self._general_rows())
-        self._is_general = True
+        self._open(text, tr("Search by name; > for commands"), self._quick_open_rows())
+        self._is_quick_open = True
 
     def refresh_quick_open(self) -> None:
         """A provider has found more: list it, if quick open is what is shown."""
-        if self.isVisible() and self._is_general:
-            self._rows_for = self._general_rows()
-            self._refilter(self.input.text())
+        if self.isVisible() and self._is_quick_open:
+            self._make_rows = self._quick_open_rows()
+            self._update_rows(self.input.text())
 
     def pick(
         self,
-        items: Sequence[QuickItem],
+        items: Sequence[QuickPickItem],
         placeholder: str,
         *,
-        at: int = 0,
-        left: Callable[[], object] | None = None,
-        goes_on: bool = False,
+        current_index: int = 0,
+        on_cancel: Callable[[], object] | None = None,
+        keep_input: bool = False,
     ) -> None:
-        """Ask for one of `items`, beginning on the one `at`; the chosen one's callback runs, or `left` where
-        none is chosen. Where the question `goes_on` after a choice, what was typed holds until something else
-        is, and the list stays where it was.
+        """Ask for one of `items`, beginning on the one `current_index`; the chosen one's callback runs, or
+        `on_cancel` where none is chosen. Where the question `keep_input` after a choice, what was typed holds
+        until something else is, and the list stays where it was.
         """
         bar = self.list.verticalScrollBar()
-        text, scrolled = (self.input.text(), bar.value()) if goes_on else ("", 0)
-        self._begin(text, placeholder, lambda text: _filtered(text, items))
-        self._left = left
+        text, scrolled = (self.input.text(), bar.value()) if keep_input else ("", 0)
+        self._open(text, placeholder, lambda text: _filter_items(text, items))
+        self._on_cancel = on_cancel
         self.input.selectAll()
-        self.list.setCurrentIndex(self.model.index(at))
-        if goes_on:
+        self.list.setCurrentIndex(self.model.index(current_index))
+        if keep_input:
             bar.setValue(scrolled)
 
     def ask(self, placeholder: str, answer: Callable[[str], object], text: str = "") -> None:
@@ -95,89 +100,92 @@ class Palette(FloatingList):
 
         def rows_for(typed: str) -> list[PaletteRow]:
             hint = tr("Enter to accept, Escape to leave")
-            return [PaletteRow(QuickItem(placeholder, hint, partial(answer, typed)))]
+            return [PaletteRow(QuickPickItem(placeholder, hint, partial(answer, typed)))]
 
-        self._begin(text, placeholder, rows_for)
+        self._open(text, placeholder, rows_for)
         self.input.selectAll()
 
-    def _begin(self, text: str, placeholder: str, rows_for: Callable[[str], list[PaletteRow]]) -> None:
-        self._leave()
-        self._rows_for, self._is_general = rows_for, False
+    def _open(self, text: str, placeholder: str, rows_for: Callable[[str], list[PaletteRow]]) -> None:
+        self._cancel_preview()
+        self._make_rows, self._is_quick_open = rows_for, False
         self.input.setPlaceholderText(placeholder)
         with QSignalBlocker(self.input):
             self.input.setText(text)
-        self._refilter(text)
-        self.open_on(self.input)
+        self._update_rows(text)
+        self.open_with_focus(self.input)
         self._services.context.set("paletteOpen", True)
 
     def dismiss(self) -> None:
         """Close without choosing; what was previewed is taken back."""
         if self.isVisible():
-            self._leave()
+            self._cancel_preview()
             self._services.context.set("paletteOpen", False)
             super().dismiss()
 
-    def _leave(self) -> None:
+    def _cancel_preview(self) -> None:
         """What was previewed and not chosen is taken back."""
         self._preview_timer.stop()
-        left, self._left = self._left, None
+        left, self._on_cancel = self._on_cancel, None
         if left is not None:
             left()
 
     def _preview(self) -> None:
         row = self.list.currentIndex().row()
         preview = self.model.rows[row].item.preview if 0 <= row < len(self.model.rows) else None
-        show = preview or self._left
+        show = preview or self._on_cancel
         if show is not None and self.isVisible():
             show()
 
-    def _general_rows(self) -> Callable[[str], list[PaletteRow]]:
+    def _quick_open_rows(self) -> Callable[[str], list[PaletteRow]]:
         """Rows for commands and quick open. Providers are asked once per opening."""
 
         @cache
-        def listed() -> list[QuickItem]:
+        def listed() -> list[QuickPickItem]:
             return [item for provider in self._providers for item in provider()]
 
         def rows_for(text: str) -> list[PaletteRow]:
             if text.startswith(COMMAND_PREFIX):
-                return _filtered(text[1:], self._command_items())
-            return _filtered(text, listed())
+                return _filter_items(text[1:], self._command_items())
+            return _filter_items(text, listed())
 
         return rows_for
 
-    def _command_items(self) -> list[QuickItem]:
+    def _command_items(self) -> list[QuickPickItem]:
         """Commands that apply now; those used last come first. Each is found by its English title, too."""
         services = self._services
-        rank = {command_id: at for at, command_id in enumerate(self._recent)}
-        commands = [c for c in services.commands if c.palette and services.commands.enabled(c.id)]
-        commands.sort(key=lambda c: (rank.get(c.id, len(rank)), c.shown))
+        rank = {command_id: at for at, command_id in enumerate(self._recent_ids)}
+        commands = [c for c in services.commands if c.palette and services.commands.is_enabled(c.id)]
+        commands.sort(key=lambda c: (rank.get(c.id, len(rank)), c.display_title))
         run, keys_of = services.commands.run, services.keymap.text_for
-        return [QuickItem(c.shown, "", partial(run, c.id), keys_of(c.id), also=c.title) for c in commands]
+        return [
+            QuickPickItem(c.display_title, "", partial(run, c.id), keys_of(c.id), alias=c.title)
+            for c in commands
+        ]
 
-    def _remember(self, command_id: str) -> None:
+    def _add_recent(self, command_id: str) -> None:
         if command_id.startswith("palette.") or not self._services.commands[command_id].palette:
             return
-        self._recent = [command_id, *(other for other in self._recent if other != command_id)][:20]
+        self._recent_ids = [command_id, *(other for other in self._recent_ids if other != command_id)][:20]
 
-    def _refilter(self, text: str) -> None:
-        rows = self._rows_for(text)
-        num_staying = sum(row.item.stays for row in rows)
+    def _update_rows(self, text: str) -> None:
+        rows = self._make_rows(text)
+        num_staying = sum(row.item.always_show for row in rows)
         if num_staying == len(rows):
-            rows = [*rows, PaletteRow(QuickItem(tr("Nothing matches")))]
+            rows = [*rows, PaletteRow(QuickPickItem(tr("Nothing matches")))]
         self.model.set_rows(rows)
         self.list.setCurrentIndex(self.model.index(num_staying if text.strip() else 0))
-        self.place()
+        self.reposition()
 
     def choose(self, index: QModelIndex) -> None:
         """Close and do what a row is for; what was previewed stays."""
-        if self._callback_of(index) is not None:
-            self._left = None
+        if self._get_callback(index) is not None:
+            self._on_cancel = None
             super().choose(index)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.FocusOut and self.isVisible():
             if not self.isAncestorOf(QApplication.focusWidget() or self.window()):
-                self._focus_before = None
+                self._previous_focus = None
                 self.dismiss()
         elif event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
             return self._on_key(Qt.Key(event.key()), event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
@@ -192,7 +200,7 @@ class Palette(FloatingList):
             self.choose(self.list.currentIndex())
         elif key == Qt.Key.Key_Escape:
             self.dismiss()
-        elif step := _STEPS.get(key):
+        elif step := _KEY_STEPS.get(key):
             wrapped = (row + step) % (last + 1) if abs(step) == 1 else min(last, max(0, row + step))
             self.list.setCurrentIndex(self.model.index(wrapped))
         elif key in ends:
@@ -202,20 +210,20 @@ class Palette(FloatingList):
         return True
 
 
-def _filtered(text: str, items: Sequence[QuickItem]) -> list[PaletteRow]:
+def _filter_items(text: str, items: Sequence[QuickPickItem]) -> list[PaletteRow]:
     """Best matches first; without text, all in their own order."""
     if not text.strip():
         return [PaletteRow(item) for item in items]
-    staying = [PaletteRow(item) for item in items if item.stays]
-    others = [item for item in items if not item.stays]
-    matches = [(match, item) for item in others if (match := _match(text, item)) is not None]
+    staying = [PaletteRow(item) for item in items if item.always_show]
+    others = [item for item in items if not item.always_show]
+    matches = [(match, item) for item in others if (match := _match_item(text, item)) is not None]
     matches.sort(key=lambda pair: -pair[0].score)
-    return staying + [PaletteRow(item, match.at) for match, item in matches]
+    return staying + [PaletteRow(item, match.positions) for match, item in matches]
 
 
-def _match(text: str, item: QuickItem) -> Match | None:
+def _match_item(text: str, item: QuickPickItem) -> FuzzyMatch | None:
     """In what an item says, else in what it is also found by, of which no letter is seen."""
     match = fuzzy_match(text, item.label)
-    if match is None and (also := fuzzy_match(text, item.also)) is not None:
-        match = Match(also.score, ())
+    if match is None and (also := fuzzy_match(text, item.alias)) is not None:
+        match = FuzzyMatch(also.score, ())
     return match

@@ -11,7 +11,7 @@ from PySide6.QtCore import QRect, QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QCursor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QStackedWidget, QTabBar, QWidget
 
-from rankdeck_app.language import spoken, tr
+from rankdeck_app.language import tr, translate
 from rankdeck_app.shell.controls import CommandButton
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import Theme
@@ -114,7 +114,7 @@ class PanelTabBar(QTabBar):
 class Panel(QWidget):
     """Tabs with a body each. The window hides it while no tab is registered."""
 
-    shown_changed = Signal()
+    current_changed = Signal()
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -125,14 +125,14 @@ class Panel(QWidget):
         self.tabs: dict[str, PanelTab] = {}
         self._order: list[str] = []
         self._bodies: dict[str, QWidget] = {}
-        self._wanted = ""
+        self._restored_id = ""
         self._bar = PanelTabBar(services.theme)
-        self._bar.currentChanged.connect(self._on_current)
+        self._bar.currentChanged.connect(self._on_current_changed)
         self._tools = QStackedWidget()
         self._tools.setFixedHeight(26)
         self._no_tools = QWidget()
         self._tools.addWidget(self._no_tools)
-        self._tool_of: dict[str, QWidget] = {}
+        self._tool_widgets: dict[str, QWidget] = {}
         self._stack = QStackedWidget()
         buttons = (
             CommandButton(services, "view.maximizePanel", "chevron-up", self),
@@ -149,28 +149,28 @@ class Panel(QWidget):
         at = sum(self.tabs[other].priority >= tab.priority for other in self._order)
         self._order.insert(at, tab.id)
         with QSignalBlocker(self._bar):
-            self._bar.insertTab(at, spoken(tab.title))
+            self._bar.insertTab(at, translate(tab.title))
 
     @property
-    def shown(self) -> str:
+    def current_id(self) -> str:
         index = self._bar.currentIndex()
         return self._order[index] if 0 <= index < len(self._order) else ""
 
     @property
     def body(self) -> QWidget | None:
         """What the tab on show holds."""
-        return self._bodies.get(self.shown)
+        return self._bodies.get(self.current_id)
 
-    def show_first(self) -> None:
+    def show_initial(self) -> None:
         """Show the tab of the last session, else the first."""
         if self._order:
-            self.show_tab(self._wanted if self._wanted in self.tabs else self._order[0])
+            self.show_tab(self._restored_id if self._restored_id in self.tabs else self._order[0])
 
     def show_tab(self, tab_id: str) -> QWidget:
         """Bring a tab to the front; its body. (The window decides whether the panel itself is visible.)"""
         index = self._order.index(tab_id)
         if index == self._bar.currentIndex():
-            self._on_current(index)
+            self._on_current_changed(index)
         else:
             self._bar.setCurrentIndex(index)
         return self._bodies[tab_id]
@@ -179,7 +179,7 @@ class Panel(QWidget):
         """A number beside the title; None or 0 takes it away. tone "error" makes it red."""
         self._bar.set_badge(self._order.index(tab_id), count or 0, tone)
 
-    def _on_current(self, index: int) -> None:
+    def _on_current_changed(self, index: int) -> None:
         if not 0 <= index < len(self._order):
             return
         tab = self.tabs[self._order[index]]
@@ -188,14 +188,14 @@ class Panel(QWidget):
             body = self._bodies[tab.id] = tab.factory()
             self._stack.addWidget(body)
             if tab.tools is not None:
-                self._tool_of[tab.id] = tab.tools(body)
-                self._tools.addWidget(self._tool_of[tab.id])
+                self._tool_widgets[tab.id] = tab.tools(body)
+                self._tools.addWidget(self._tool_widgets[tab.id])
         self._stack.setCurrentWidget(body)
-        self._tools.setCurrentWidget(self._tool_of.get(tab.id, self._no_tools))
-        self.shown_changed.emit()
+        self._tools.setCurrentWidget(self._tool_widgets.get(tab.id, self._no_tools))
+        self.current_changed.emit()
 
     def save_state(self) -> dict[str, Any]:
-        return {"shown": self.shown}
+        return {"shown": self.current_id}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        self._wanted = str(state.get("shown", ""))
+        self._restored_id = str(state.get("shown", ""))

@@ -24,11 +24,17 @@ _XCB_LIBRARIES = {
     "libxcb-keysyms.so.1": "libxcb-keysyms1",
     "libxcb-shape.so.0": "libxcb-shape0",
 }
-_ALWAYS = ("libEGL.so.1", "libGL.so.1", "libglib-2.0.so.0", "libfontconfig.so.1", "libdbus-1.so.3")
-_NO_SCREEN = ("offscreen", "minimal", "minimalegl", "vnc", "linuxfb", "eglfs", "vkkhrdisplay")
+_REQUIRED_LIBRARIES = (
+    "libEGL.so.1",
+    "libGL.so.1",
+    "libglib-2.0.so.0",
+    "libfontconfig.so.1",
+    "libdbus-1.so.3",
+)
+_HEADLESS_PLATFORMS = ("offscreen", "minimal", "minimalegl", "vnc", "linuxfb", "eglfs", "vkkhrdisplay")
 
 
-def find_obstacle(environ: dict[str, str] | None = None) -> str | None:
+def find_startup_problem(environ: dict[str, str] | None = None) -> str | None:
     """One line that says why the app cannot open here and what to do, or None."""
     env = dict(os.environ) if environ is None else environ
     if importlib.util.find_spec("PySide6") is None or importlib.util.find_spec("pyqtgraph") is None:
@@ -36,21 +42,21 @@ def find_obstacle(environ: dict[str, str] | None = None) -> str | None:
     if not sys.platform.startswith("linux"):
         return None
     platform = env.get("QT_QPA_PLATFORM", "").split(":")[0].split(";")[0]
-    if platform not in _NO_SCREEN and not (env.get("DISPLAY") or env.get("WAYLAND_DISPLAY")):
+    if platform not in _HEADLESS_PLATFORMS and not (env.get("DISPLAY") or env.get("WAYLAND_DISPLAY")):
         return (
             "There is no screen here: neither DISPLAY nor WAYLAND_DISPLAY is set. "
             "Start the app from a desktop session, or use the command line: rankdeck --help"
         )
     on_x11 = platform == "xcb" or (not platform and not env.get("WAYLAND_DISPLAY"))
-    names = _XCB_LIBRARIES if on_x11 else _ALWAYS
-    missing = [name for name in names if not _loads(name)]
+    names = _XCB_LIBRARIES if on_x11 else _REQUIRED_LIBRARIES
+    missing = [name for name in names if not _can_load(name)]
     if missing:
         packages = " ".join(_XCB_LIBRARIES[name] for name in missing)
         return f"Qt needs {', '.join(missing)}, which this system lacks: sudo apt install {packages}"
     return None
 
 
-def _loads(name: str) -> bool:
+def _can_load(name: str) -> bool:
     try:
         ctypes.CDLL(name)
     except OSError:

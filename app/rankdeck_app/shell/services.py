@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdeck.base import home
-from rankdeck.base.home import expanded
+from rankdeck.base.home import expand_home
 from rankdeck_app.commands.keymap import Keymap
 from rankdeck_app.commands.table import CommandTable, Context
 from rankdeck_app.io_thread import IoThread
@@ -37,8 +37,8 @@ class Services:
     open_path: Path | None = None
 
     @property
-    def disk(self) -> IoThread:
-        return self.settings.disk
+    def io_thread(self) -> IoThread:
+        return self.settings.io_thread
 
 
 def open_settings() -> Settings:
@@ -61,10 +61,10 @@ def make_services(
         theme=Theme(),
         context=context,
         commands=commands,
-        keymap=Keymap(commands, home.config_dir() / "keymap.toml", disk=settings.disk),
+        keymap=Keymap(commands, home.config_dir() / "keymap.toml", io_thread=settings.io_thread),
         clock=FrameClock(settings.get("window.frame_rate", int)),
         state_folder=home.state_dir() / "app",
         runs=runs,
         workspace=workspace,
-        open_path=expanded(open_path).absolute() if open_path else None,
+        open_path=expand_home(open_path).absolute() if open_path else None,
     )

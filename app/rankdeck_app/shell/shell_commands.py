@@ -8,32 +8,32 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtWidgets import QAbstractItemView, QApplication, QWidget
 
-from rankdeck.base.home import expanded
+from rankdeck.base.home import expand_home
 from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.table import Command
 from rankdeck_app.language import tr
-from rankdeck_app.shell.floating_list import QuickItem
+from rankdeck_app.shell.floating_list import QuickPickItem
 from rankdeck_app.shell.title_bar import MENU_ORDER
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.shell.zoom import Zoom
-from rankdeck_app.theme import BUILT_IN, SYSTEM, ThemeError, theme_in_words
+from rankdeck_app.theme import BUILT_IN_THEMES, SYSTEM_THEME, ThemeError, theme_label
 
 
 def shell_commands(window: MainWindow) -> list[Command]:
     return [
-        *_file(window),
-        *_over_all(window),
-        *_edit(window),
-        *_zoom(window),
-        *_layout(window),
-        *_tabs(window),
-        *_several_tabs(window),
-        *_groups(window),
-        *_menus(window),
+        *_file_commands(window),
+        *_view_commands(window),
+        *_edit_commands(window),
+        *_zoom_commands(window),
+        *_layout_commands(window),
+        *_tab_commands(window),
+        *_multi_tab_commands(window),
+        *_group_commands(window),
+        *_menu_commands(window),
     ]
 
 
-def _menus(window: MainWindow) -> list[Command]:
+def _menu_commands(window: MainWindow) -> list[Command]:
     """Alt and the first letter opens a menu, by its English name in every language."""
     row, show = partial(Command, when="!zenMode", palette=False), window.title_bar.open_menu
     return [
@@ -47,8 +47,8 @@ def _menus(window: MainWindow) -> list[Command]:
     ]
 
 
-def _file(window: MainWindow) -> list[Command]:
-    row, page, box = partial(Command, menu="File/8_preferences"), window.editor.open, window.palette_box
+def _file_commands(window: MainWindow) -> list[Command]:
+    row, page, box = partial(Command, menu="File/8_preferences"), window.editor.open, window.command_palette
     settings, keys = partial(page, "settings:"), partial(page, "keys:")
     go_to = phrase("File: Go to Run, Preset or File")
     return [
@@ -77,10 +77,10 @@ def _file(window: MainWindow) -> list[Command]:
     ]
 
 
-def _over_all(window: MainWindow) -> list[Command]:
+def _view_commands(window: MainWindow) -> list[Command]:
     """Where the keyboard is, and what comes over the window."""
-    show, clear = partial(window.editor.open, "notifications:"), window.toasts.clear
-    commands, when = window.palette_box.show_commands, "pageKind.notifications"
+    show, clear = partial(window.editor.open, "notifications:"), window.toasts.dismiss_all
+    commands, when = window.command_palette.show_commands, "pageKind.notifications"
     return [
         Command(
             "palette.commands",
@@ -99,7 +99,10 @@ def _over_all(window: MainWindow) -> list[Command]:
         ),
         Command("notifications.clear", phrase("View: Close Notifications"), clear, ("Ctrl+K Ctrl+Shift+N",)),
         Command(
-            "view.fullScreen", phrase("View: Toggle Full Screen"), lambda: _full_screen(window), ("F11",)
+            "view.fullScreen",
+            phrase("View: Toggle Full Screen"),
+            lambda: _toggle_full_screen(window),
+            ("F11",),
         ),
         Command(
             "view.focusNextPart", phrase("View: Focus Next Part"), lambda: focus_part(window, 1), ("F6",)
@@ -120,7 +123,7 @@ def _over_all(window: MainWindow) -> list[Command]:
     ]
 
 
-def _zoom(window: MainWindow) -> list[Command]:
+def _zoom_commands(window: MainWindow) -> list[Command]:
     row, step = partial(Command, menu="View/8_zoom"), Zoom(window).step
     return [
         row("view.zoomIn", phrase("View: Zoom In"), lambda: step(1), ("Ctrl+=", "Ctrl++")),
@@ -129,10 +132,10 @@ def _zoom(window: MainWindow) -> list[Command]:
     ]
 
 
-def _edit(window: MainWindow) -> list[Command]:
+def _edit_commands(window: MainWindow) -> list[Command]:
     """Find, where there is text that can be looked through."""
     row = partial(Command, when="canFind", menu="Edit/2_find")
-    finding = window.finding
+    finding = window.find_commands
     return [
         row("edit.find", phrase("Edit: Find"), finding.open, ("Ctrl+F",)),
         row("edit.findNext", phrase("Edit: Find Next"), lambda: finding.step(1), ("F3",)),
@@ -140,10 +143,10 @@ def _edit(window: MainWindow) -> list[Command]:
     ]
 
 
-def _layout(window: MainWindow) -> list[Command]:
+def _layout_commands(window: MainWindow) -> list[Command]:
     """What of the window is seen."""
-    row, zen, resize = partial(Command, menu="View/2_layout"), window.toggle_zen, window.set_panel_max
-    side, panel, status = (partial(window.toggle, part) for part in ("sideBar", "panel", "statusBar"))
+    row, zen, resize = partial(Command, menu="View/2_layout"), window.toggle_zen, window.set_panel_maximized
+    side, panel, status = (partial(window.toggle_part, part) for part in ("sideBar", "panel", "statusBar"))
     is_small = "panelVisible && !panelMaximized"
     return [
         row(
@@ -181,7 +184,7 @@ def _layout(window: MainWindow) -> list[Command]:
     ]
 
 
-def _tabs(window: MainWindow) -> list[Command]:
+def _tab_commands(window: MainWindow) -> list[Command]:
     row, editor, menu = partial(Command, when="editorOpen"), window.editor, "File/3_tabs"
     split, close = partial(row, menu="View/6_editor"), editor.close_tabs
     return [
@@ -221,9 +224,9 @@ def _tabs(window: MainWindow) -> list[Command]:
     ]
 
 
-def _several_tabs(window: MainWindow) -> list[Command]:
+def _multi_tab_commands(window: MainWindow) -> list[Command]:
     row, close = partial(Command, when="severalTabs"), window.editor.close_tabs
-    cycle, move, recent = window.editor.cycle_tabs, window.editor.move_tab, window.switcher.step
+    cycle, move, recent = window.editor.cycle_tabs, window.editor.move_tab, window.tab_switcher.step
     return [
         row("editor.closeOthers", phrase("View: Close Other Tabs"), lambda: close("others")),
         row("editor.closeRight", phrase("View: Close Tabs to the Right"), lambda: close("right")),
@@ -238,7 +241,7 @@ def _several_tabs(window: MainWindow) -> list[Command]:
     ]
 
 
-def _groups(window: MainWindow) -> list[Command]:
+def _group_commands(window: MainWindow) -> list[Command]:
     row, cycle = partial(Command, when="severalGroups"), window.editor.cycle_groups
     direct, focus = partial(Command, when="editorOpen", palette=False), window.editor.focus_group
     rows = [
@@ -272,27 +275,29 @@ def choose_theme(window: MainWindow) -> None:
     is marked, and comes back where none is chosen.
     """
     kept = window.settings.get("theme.name", str)
-    names = [*BUILT_IN, SYSTEM, *([] if kept in (*BUILT_IN, SYSTEM) else [kept])]
+    names = [*BUILT_IN_THEMES, SYSTEM_THEME, *([] if kept in (*BUILT_IN_THEMES, SYSTEM_THEME) else [kept])]
 
-    def item(name: str) -> QuickItem:
-        told = tr(BUILT_IN[name].kind) if name in BUILT_IN else tr("a VS Code colour theme")
-        told = tr("as the desktop is") if name == SYSTEM else told
+    def item(name: str) -> QuickPickItem:
+        told = tr(BUILT_IN_THEMES[name].kind) if name in BUILT_IN_THEMES else tr("a VS Code colour theme")
+        told = tr("as the desktop is") if name == SYSTEM_THEME else told
         right, icon = (tr("current"), "check") if name == kept else ("", "color-mode")
-        show = partial(show_theme, window, name)
-        return QuickItem(theme_in_words(name), told, partial(set_theme, window, name), right, icon, show)
+        show = partial(preview_theme, window, name)
+        return QuickPickItem(theme_label(name), told, partial(set_theme, window, name), right, icon, show)
 
     items = [item(name) for name in names]
-    ask = QuickItem(
+    ask = QuickPickItem(
         tr("VS Code colour theme…"),
         tr("from a JSON file"),
-        lambda: window.palette_box.ask(tr("Path of a VS Code colour theme"), partial(set_theme, window)),
+        lambda: window.command_palette.ask(tr("Path of a VS Code colour theme"), partial(set_theme, window)),
         icon="file-code",
     )
-    back = partial(show_theme, window, kept)
-    window.palette_box.pick([*items, ask], tr("Choose a colour theme"), at=names.index(kept), left=back)
+    back = partial(preview_theme, window, kept)
+    window.command_palette.pick(
+        [*items, ask], tr("Choose a colour theme"), current_index=names.index(kept), on_cancel=back
+    )
 
 
-def show_theme(window: MainWindow, name: str) -> None:
+def preview_theme(window: MainWindow, name: str) -> None:
     """For as long as nobody chooses."""
     try:
         window.theme.load(name)
@@ -302,7 +307,7 @@ def show_theme(window: MainWindow, name: str) -> None:
 
 def set_theme(window: MainWindow, name: str) -> None:
     """Keep the choice; a theme that cannot be used is reported and leaves all as it is."""
-    name = name if name in (*BUILT_IN, SYSTEM) else str(expanded(name.strip()))
+    name = name if name in (*BUILT_IN_THEMES, SYSTEM_THEME) else str(expand_home(name.strip()))
     try:
         window.theme.load(name)
         window.settings.set("theme.name", name)
@@ -310,13 +315,19 @@ def set_theme(window: MainWindow, name: str) -> None:
         window.toasts.error(str(error))
 
 
-def _full_screen(window: MainWindow) -> None:
+def _toggle_full_screen(window: MainWindow) -> None:
     window.showNormal() if window.isFullScreen() else window.showFullScreen()
 
 
 def focus_part(window: MainWindow, step: int) -> None:
     """Walk the keyboard through editor, panel, status bar, activity bar and side bar."""
-    parts: list[QWidget] = [window.editor, window.panel, window.status, window.activity_bar, window.side_bar]
+    parts: list[QWidget] = [
+        window.editor,
+        window.panel,
+        window.status_bar,
+        window.activity_bar,
+        window.side_bar,
+    ]
     parts = [part for part in parts if part.isVisible()]
     focused = QApplication.focusWidget()
     here = next(
@@ -327,7 +338,7 @@ def focus_part(window: MainWindow, step: int) -> None:
         if target is window.editor and window.editor.active_group.tabs:
             window.editor.active_group.focus_page()
             return
-        if (inner := _first_focusable(target)) is not None:
+        if (inner := _find_focusable(target)) is not None:
             inner.setFocus(Qt.FocusReason.TabFocusReason)
             return
 
@@ -346,7 +357,7 @@ def open_context_menu(window: MainWindow) -> None:
     window.editor.active_group.bar.open_menu()
 
 
-def _first_focusable(part: QWidget) -> QWidget | None:
+def _find_focusable(part: QWidget) -> QWidget | None:
     return next(
         (
             child

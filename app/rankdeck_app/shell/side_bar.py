@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from rankdeck_app.language import spoken, tr
+from rankdeck_app.language import tr, translate
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.layouts import column, row, text_label
 from rankdeck_app.widgets.painting import CENTER, paint_text
@@ -96,44 +96,44 @@ class SideBarSection(QWidget):
         self.header.toggled.connect(body.setVisible)
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self.header.isChecked()
 
     def set_open(self, is_open: bool) -> None:
         self.header.setChecked(is_open)
 
 
-class FormScroll(QScrollArea):
+class FormScrollArea(QScrollArea):
     """A form that scrolls; what is shown in it can be opened without a jump."""
 
     def __init__(self, inside: QWidget) -> None:
         super().__init__()
-        self._inside = inside
+        self._content = inside
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setWidget(inside)
 
-    def keep_still(self, change: Callable[[], object]) -> None:
+    def preserve_scroll(self, change: Callable[[], object]) -> None:
         """Change the form; what has the keyboard in it, else the top, stays where it is."""
-        inside, focused = self._inside, QApplication.focusWidget()
+        inside, focused = self._content, QApplication.focusWidget()
         anchor = focused if focused is not None and inside.isAncestorOf(focused) else None
         before = None if anchor is None else anchor.mapTo(inside, QPoint()).y()
         change()
         if anchor is not None and before is not None:
-            self._lay_out()
+            self._update_layout()
             bar = self.verticalScrollBar()
             bar.setValue(bar.value() + anchor.mapTo(inside, QPoint()).y() - before)
 
-    def show_whole(self, widget: QWidget, part: QRect | None = None) -> None:
+    def scroll_to(self, widget: QWidget, part: QRect | None = None) -> None:
         """Scroll so far that the widget, or a part of it, is in sight, with some room around it."""
-        self._lay_out()
+        self._update_layout()
         box = widget.rect() if part is None else part
-        box = QRect(widget.mapTo(self._inside, box.topLeft()), box.size())
+        box = QRect(widget.mapTo(self._content, box.topLeft()), box.size())
         for y in (box.bottom(), box.top()):
             self.ensureVisible(0, y, 0, 40)
 
-    def _lay_out(self) -> None:
+    def _update_layout(self) -> None:
         """Sizes follow what was opened now, not with the next turn of the event loop."""
         for _ in range(3):
             QApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
@@ -150,29 +150,29 @@ class SideBarView(QWidget):
         self._theme = theme
         self.sections: list[SideBarSection] = []
         inside = QWidget()
-        self._rows = column(None, on=inside, margins=(0, 0, 0, 8), spacing=4)
-        self.scroll_area = FormScroll(inside)
-        self._column = column((self.scroll_area, 1), on=self, spacing=0)
+        self._section_layout = column(None, on=inside, margins=(0, 0, 0, 8), spacing=4)
+        self.scroll_area = FormScrollArea(inside)
+        self._layout = column((self.scroll_area, 1), on=self, spacing=0)
 
     def add_section(self, title: str, body: QWidget) -> SideBarSection:
         """Add a section at the end."""
         section = SideBarSection(title, body, self._theme)
-        self._rows.insertWidget(self._rows.count() - 1, section)
+        self._section_layout.insertWidget(self._section_layout.count() - 1, section)
         self.sections.append(section)
         return section
 
     def set_header(self, header: QWidget) -> None:
         """A widget above the scroll area that never scrolls away (what is configured)."""
-        self._column.insertWidget(0, header)
+        self._layout.insertWidget(0, header)
 
     def set_footer(self, footer: QWidget) -> None:
         """A widget below the scroll area that never scrolls away (the estimate and the Launch button)."""
         footer.setObjectName("sideBarFooter")
         footer.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self._column.addWidget(footer)
+        self._layout.addWidget(footer)
 
     def save_state(self) -> dict[str, Any]:
-        return {"closed": [at for at, section in enumerate(self.sections) if not section.open]}
+        return {"closed": [at for at, section in enumerate(self.sections) if not section.is_open]}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         closed = state.get("closed", [])
@@ -181,7 +181,7 @@ class SideBarView(QWidget):
 
 
 class SideBar(QWidget):
-    """Shows one activity's view; `shown` is its id, '' while there is none."""
+    """Shows one activity's view; `current_id` is its id, '' while there is none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,8 +192,8 @@ class SideBar(QWidget):
         self.activities: dict[str, Activity] = {}
         self._views: dict[str, QWidget] = {}
         self._states: dict[str, dict[str, Any]] = {}
-        self.shown = ""
-        self._wanted = ""
+        self.current_id = ""
+        self._restored_id = ""
         self._title = text_label(tone="small", wrap=False)
         self._title.setFixedHeight(35)
         self._title.setContentsMargins(14, 0, 12, 0)
@@ -205,22 +205,22 @@ class SideBar(QWidget):
         assert activity.id not in self.activities, f"activity {activity.id} is registered twice"
         self.activities[activity.id] = activity
 
-    def show_first(self) -> None:
+    def show_initial(self) -> None:
         """Show the activity of the last session if it is registered, else the one on top."""
-        if self._wanted in self.activities:
-            self.show_activity(self._wanted)
+        if self._restored_id in self.activities:
+            self.show_activity(self._restored_id)
         elif self.activities:
             self.show_activity(max(self.activities.values(), key=lambda activity: activity.priority).id)
 
     def show_activity(self, activity_id: str) -> QWidget:
         """Build the view if it is new, and bring it to the front."""
-        view = self.view(activity_id)
-        self._title.setText(spoken(self.activities[activity_id].title).upper())
+        view = self.get_view(activity_id)
+        self._title.setText(translate(self.activities[activity_id].title).upper())
         self._stack.setCurrentWidget(view)
-        self.shown = activity_id
+        self.current_id = activity_id
         return view
 
-    def view(self, activity_id: str) -> QWidget:
+    def get_view(self, activity_id: str) -> QWidget:
         """The activity's view, built on first use."""
         view = self._views.get(activity_id)
         if view is None:
@@ -236,11 +236,11 @@ class SideBar(QWidget):
             save = getattr(view, "save_state", None)
             if save is not None:
                 self._states[activity_id] = save()
-        return {"shown": self.shown, "views": self._states}
+        return {"shown": self.current_id, "views": self._states}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Remember what to show and in which state; takes effect as activities are registered and built."""
-        self._wanted = str(state.get("shown", ""))
+        self._restored_id = str(state.get("shown", ""))
         self._states = dict(state.get("views", {}))
 
 
@@ -249,7 +249,7 @@ class SideBar(QWidget):
 # A click on the symbol of the view on show folds the side bar, as in VS Code. Badges count what waits in a
 # view.
 
-WIDTH = 48
+ACTIVITY_BAR_WIDTH = 48
 
 
 class ActivityButton(QAbstractButton):
@@ -260,15 +260,15 @@ class ActivityButton(QAbstractButton):
         self._icon = icon
         self._theme = theme
         self._badge = 0
-        self.active = False
-        self.setFixedSize(WIDTH, WIDTH)
+        self.is_active = False
+        self.setFixedSize(ACTIVITY_BAR_WIDTH, ACTIVITY_BAR_WIDTH)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         self.setAccessibleName(name)
         self.setToolTip(name)
 
     def set_active(self, active: bool) -> None:
-        self.active = active
+        self.is_active = active
         self.setAccessibleDescription(tr("shown") if active else "")
         self.update()
 
@@ -286,10 +286,10 @@ class ActivityButton(QAbstractButton):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        lit = self.active or self.underMouse() or self.hasFocus()
+        lit = self.is_active or self.underMouse() or self.hasFocus()
         ink = self._theme.color("activityBar.foreground" if lit else "activityBar.inactiveForeground")
         draw_icon(painter, self._icon, QRectF(12, 12, 24, 24), ink)
-        if self.active:
+        if self.is_active:
             painter.fillRect(0, 0, 2, self.height(), self._theme.color("activityBar.activeBorder"))
         if self.hasFocus():
             painter.setPen(self._theme.color("focusBorder"))
@@ -303,7 +303,7 @@ class ActivityButton(QAbstractButton):
         text = str(self._badge) if self._badge < 100 else "99+"
         painter.setFont(self._theme.font(9, bold=True))
         width = max(16, painter.fontMetrics().horizontalAdvance(text) + 8)
-        box = QRectF(WIDTH - 6 - width, 26, width, 16)
+        box = QRectF(ACTIVITY_BAR_WIDTH - 6 - width, 26, width, 16)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(self._theme.color("activityBarBadge.background"))
         painter.drawRoundedRect(box, 8, 8)
@@ -317,7 +317,7 @@ class ActivityBar(QWidget):
         super().__init__()
         self.setObjectName("activityBar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.setFixedWidth(WIDTH)
+        self.setFixedWidth(ACTIVITY_BAR_WIDTH)
         self.setAccessibleName(tr("Activity bar"))
         self._theme = theme
         self._buttons: dict[str, ActivityButton] = {}
@@ -326,7 +326,7 @@ class ActivityBar(QWidget):
 
     def add(self, activity: Activity) -> ActivityButton:
         """A symbol for an activity; one of a higher priority stands nearer to the top."""
-        button = ActivityButton(activity.icon, spoken(activity.title), self._theme)
+        button = ActivityButton(activity.icon, translate(activity.title), self._theme)
         self._buttons[activity.id] = button
         self._column.insertWidget(bisect_right(self._priorities, -activity.priority), button)
         insort(self._priorities, -activity.priority)
@@ -340,7 +340,7 @@ class ActivityBar(QWidget):
             menu = QMenu(button)
             menu.aboutToHide.connect(menu.deleteLater)
             fill(menu)
-            corner = button.mapToGlobal(QPoint(WIDTH, WIDTH))
+            corner = button.mapToGlobal(QPoint(ACTIVITY_BAR_WIDTH, ACTIVITY_BAR_WIDTH))
             menu.popup(corner - QPoint(0, menu.sizeHint().height()))
 
         button.clicked.connect(open_menu)
@@ -352,5 +352,5 @@ class ActivityBar(QWidget):
         for own_id, button in self._buttons.items():
             button.set_active(own_id == activity_id)
 
-    def button(self, activity_id: str) -> ActivityButton:
+    def get_button(self, activity_id: str) -> ActivityButton:
         return self._buttons[activity_id]

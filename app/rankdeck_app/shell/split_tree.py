@@ -17,7 +17,7 @@ from rankdeck_app.shell.tab import Tab
 from rankdeck_app.shell.tab_group import TabGroup, Zone
 
 
-def thin_splitter(orientation: Qt.Orientation, on_moved: Callable[[], object]) -> QSplitter:
+def make_splitter(orientation: Qt.Orientation, on_moved: Callable[[], object]) -> QSplitter:
     """A splitter with a line for a handle; `on_moved` is called when a person drags it."""
     splitter = QSplitter(orientation)
     splitter.setHandleWidth(1)
@@ -31,11 +31,11 @@ class SplitTree:
 
     def __init__(self, on_moved: Callable[[], object]) -> None:
         self._on_moved = on_moved
-        self.root = thin_splitter(Qt.Orientation.Horizontal, on_moved)
+        self.root = make_splitter(Qt.Orientation.Horizontal, on_moved)
 
     def groups(self) -> list[TabGroup]:
         """Left to right, top to bottom."""
-        return _groups(self.root)
+        return _collect_groups(self.root)
 
     def insert_beside(self, group: TabGroup, zone: Zone, fresh: TabGroup) -> None:
         """Put `fresh` on that side of `group`; the two share the room that `group` had."""
@@ -53,7 +53,7 @@ class SplitTree:
             sizes[at : at + 1] = [half, sizes[at] - half]
             parent.setSizes(sizes)
         else:
-            nested = thin_splitter(orientation, self._on_moved)
+            nested = make_splitter(orientation, self._on_moved)
             parent.insertWidget(at, nested)
             nested.addWidget(group)
             nested.insertWidget(after, fresh)
@@ -76,9 +76,9 @@ class SplitTree:
             above.setSizes(sizes)
             parent = above
 
-    def saved(self) -> dict[str, Any]:
+    def save_state(self) -> dict[str, Any]:
         """Orientation, sizes and children, down to each group's tabs."""
-        return _saved(self.root)
+        return _save_node(self.root)
 
     def restore(
         self,
@@ -93,7 +93,7 @@ class SplitTree:
         sizes: list[int] = []
         for child, size in zip(saved.get("children", []), saved.get("sizes", []), strict=False):
             if "children" in child:
-                nested = thin_splitter(Qt.Orientation.Horizontal, self._on_moved)
+                nested = make_splitter(Qt.Orientation.Horizontal, self._on_moved)
                 self.restore(nested, child, new_group, tabs_from)
                 if nested.count():
                     splitter.addWidget(nested)
@@ -109,26 +109,26 @@ class SplitTree:
             splitter.setSizes(sizes)
 
 
-def _children(splitter: QSplitter) -> list[QWidget | None]:
+def _child_widgets(splitter: QSplitter) -> list[QWidget | None]:
     return [splitter.widget(index) for index in range(splitter.count())]
 
 
-def _groups(below: QWidget | None) -> list[TabGroup]:
+def _collect_groups(below: QWidget | None) -> list[TabGroup]:
     if isinstance(below, TabGroup):
         return [below]
-    children = _children(below) if isinstance(below, QSplitter) else []
-    return [group for child in children for group in _groups(child)]
+    children = _child_widgets(below) if isinstance(below, QSplitter) else []
+    return [group for child in children for group in _collect_groups(child)]
 
 
-def _saved(below: QWidget | None) -> dict[str, Any]:
+def _save_node(below: QWidget | None) -> dict[str, Any]:
     if isinstance(below, TabGroup):
         current = below.current
-        tabs = [tab.saved() for tab in below.tabs]
+        tabs = [tab.save_state() for tab in below.tabs]
         return {"tabs": tabs, "current": current.page_id if current else ""}
     assert isinstance(below, QSplitter)
     vertical = below.orientation() == Qt.Orientation.Vertical
     return {
         "orientation": "vertical" if vertical else "horizontal",
         "sizes": below.sizes(),
-        "children": [_saved(child) for child in _children(below)],
+        "children": [_save_node(child) for child in _child_widgets(below)],
     }

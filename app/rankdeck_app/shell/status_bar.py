@@ -34,7 +34,7 @@ class StatusItem(QAbstractButton):
     def __init__(self, theme: Theme, commands: CommandTable, mono: bool) -> None:
         super().__init__()
         self.priority = 0
-        self.keep = 0
+        self.importance = 0
         self._theme = theme
         self._commands = commands
         self._icon = ""
@@ -104,38 +104,39 @@ class StatusBar(QWidget):
         self._theme = theme
         self._commands = commands
         self._items: dict[str, StatusItem] = {}
-        self._sides: dict[Side, list[StatusItem]] = {"left": [], "right": []}
-        self._rows: dict[Side, QHBoxLayout] = {"left": row(), "right": row()}
-        parts = self._rows["left"], None, self._rows["right"]
-        self._row = row(*parts, on=self, margins=(0, 1, 0, 0), spacing=0)
+        self._items_by_side: dict[Side, list[StatusItem]] = {"left": [], "right": []}
+        self._side_layouts: dict[Side, QHBoxLayout] = {"left": row(), "right": row()}
+        parts = self._side_layouts["left"], None, self._side_layouts["right"]
+        self._layout = row(*parts, on=self, margins=(0, 1, 0, 0), spacing=0)
 
     def item(
-        self, item_id: str, side: Side = "left", priority: int = 0, *, keep: int = 0, mono: bool = False
+        self, item_id: str, side: Side = "left", priority: int = 0, *, importance: int = 0, mono: bool = False
     ) -> StatusItem:
         """The item of that id, made on first use.
 
-        A higher priority stands nearer to the window's edge. In a narrow window the lowest `keep` goes first.
+        A higher priority stands nearer to the window's edge. In a narrow window the lowest `importance` goes
+        first.
         """
         status_item = self._items.get(item_id)
         if status_item is None:
             status_item = self._items[item_id] = StatusItem(self._theme, self._commands, mono)
             status_item.priority = priority
-            status_item.keep = keep
-            items = self._sides[side]
+            status_item.importance = importance
+            items = self._items_by_side[side]
             items.append(status_item)
             items.sort(key=lambda item: -item.priority if side == "left" else item.priority)
-            self._rows[side].insertWidget(items.index(status_item), status_item)
-            status_item.resized.connect(self._fit)
+            self._side_layouts[side].insertWidget(items.index(status_item), status_item)
+            status_item.resized.connect(self._hide_overflow)
         return status_item
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        self._fit()
+        self._hide_overflow()
 
-    def _fit(self) -> None:
+    def _hide_overflow(self) -> None:
         free = self.width()
-        for item in sorted(self._items.values(), key=lambda item: (-item.keep, -item.priority)):
+        for item in sorted(self._items.values(), key=lambda item: (-item.importance, -item.priority)):
             wanted = bool(item.text())
             if wanted:
                 free -= item.sizeHint().width()
             item.setVisible(wanted and free >= 0)
-        self._row.activate()  # now, not in a later event: until then a grown text would be cut
+        self._layout.activate()  # now, not in a later event: until then a grown text would be cut

@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QMenu, QWidget
 
 from rankdeck_app.commands.table import Context
-from rankdeck_app.shell.page import Page, PageUnavailable
+from rankdeck_app.shell.page import Page, PageUnavailableError
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme.colors import DARK
 from rankdeck_app.widgets.layouts import text_label
@@ -51,8 +51,8 @@ class Tab:
     page: Page | None = None
 
     @classmethod
-    def from_saved(cls, record: dict[str, Any], factory: PageFactory) -> Tab:
-        """The tab that `saved` wrote, its page not built yet."""
+    def from_state(cls, record: dict[str, Any], factory: PageFactory) -> Tab:
+        """The tab that `save_state` wrote, its page not built yet."""
         return cls(
             page_id=record["id"],
             factory=factory,
@@ -71,32 +71,32 @@ class Tab:
                 self.page = self.factory(self.page_id)
                 if self.state:
                     self.page.restore_state(self.state)
-            except PageUnavailable as error:
+            except PageUnavailableError as error:
                 self.page = UnavailablePage(self.page_id, self.title or self.page_id, str(error))
         return self.page
 
     @property
-    def can_double(self) -> bool:
+    def can_split(self) -> bool:
         """Whether its page may be shown a second time; of one that is not built nobody knows."""
         return self.page is not None and self.page.can_split
 
-    def shown_title(self) -> str:
+    def display_title(self) -> str:
         return self.page.title if self.page is not None else self.title or self.page_id
 
-    def shown_icon(self) -> tuple[str, str]:
+    def display_icon(self) -> tuple[str, str]:
         """Icon name and colour id."""
         page = self.page
         return (page.icon, page.icon_color) if page is not None else (self.icon, self.icon_color)
 
-    def saved(self) -> dict[str, Any]:
+    def save_state(self) -> dict[str, Any]:
         """The tab as JSON values."""
         if self.page is not None and not isinstance(self.page, UnavailablePage):
             self.state = self.page.save_state()
         return {
             "id": self.page_id,
-            "title": self.shown_title(),
-            "icon": self.shown_icon()[0],
-            "icon_color": self.shown_icon()[1],
+            "title": self.display_title(),
+            "icon": self.display_icon()[0],
+            "icon_color": self.display_icon()[1],
             "pinned": self.pinned,
             "preview": self.preview,
             "state": self.state,
@@ -118,18 +118,18 @@ class PageKinds:
         self._kinds[prefix] = factory, title
         self._context.set(f"pageKind.{prefix}", True)
 
-    def factory_of(self, page_id: str) -> PageFactory:
+    def get_factory(self, page_id: str) -> PageFactory:
         kind = self._find(page_id)
         assert kind is not None, f"no factory for {page_id}: pass one or register its kind"
         return kind[0]
 
-    def tabs_from(self, records: list[dict[str, Any]]) -> list[Tab]:
+    def restore_tabs(self, records: list[dict[str, Any]]) -> list[Tab]:
         """The saved tabs whose kind is known. The title that was saved may be in another language."""
         tabs = list[Tab]()
         for record in records:
             if (kind := self._find(record.get("id", ""))) is not None:
                 factory, title = kind
-                tabs.append(Tab.from_saved(record | {"title": title} if title else record, factory))
+                tabs.append(Tab.from_state(record | {"title": title} if title else record, factory))
         return tabs
 
     def _find(self, page_id: str) -> tuple[PageFactory, str] | None:
@@ -138,16 +138,16 @@ class PageKinds:
 
 # What a right click on a tab offers: commands of the frame, each with its keys.
 
-_ROWS = "close closeOthers closeRight closeAll", "keep togglePin", "splitRight splitDown"
+_MENU_GROUPS = "close closeOthers closeRight closeAll", "keep togglePin", "splitRight splitDown"
 
 
-def tab_menu(services: Services, parent: QWidget) -> QMenu:
+def make_tab_menu(services: Services, parent: QWidget) -> QMenu:
     """Of the tab that commands act on; it is gone once it is hidden."""
     menu = QMenu(parent)
     menu.aboutToHide.connect(menu.deleteLater)
-    for row in _ROWS:
+    for row in _MENU_GROUPS:
         for command_id in (f"editor.{name}" for name in row.split()):
-            if services.commands.enabled(command_id):
+            if services.commands.is_enabled(command_id):
                 label = services.commands[command_id].label
                 keys = services.keymap.text_for(command_id)
                 menu.addAction(f"{label}\t{keys}", partial(services.commands.run, command_id))

@@ -25,13 +25,13 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.tab import Tab
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import paint_text
-from rankdeck_app.widgets.run_names import SharedNames
+from rankdeck_app.widgets.run_names import NameShortener
 
 HEIGHT = 36
-ACCENT = 2
-MIME = "application/x-rankdeck-tab"
+ACCENT_HEIGHT = 2
+TAB_MIME_TYPE = "application/x-rankdeck-tab"
 _MAX_TEXT_WIDTH = 220
-_FADE = 20
+_FADE_WIDTH = 20
 
 
 class EditorTabBar(QTabBar):
@@ -47,11 +47,11 @@ class EditorTabBar(QTabBar):
         super().__init__()
         self._theme = theme
         self.tabs: list[Tab] = []
-        self.focused_group = True
-        self._press: QPoint | None = None
-        self._hover = -1
-        self._over_close = False
-        self._drop_at = -1
+        self.is_group_focused = True
+        self._press_position: QPoint | None = None
+        self._hovered_index = -1
+        self._is_over_close = False
+        self._drop_index = -1
         self.setFont(theme.font(12))
         self.setFixedHeight(HEIGHT)
         self.setDrawBase(False)
@@ -68,7 +68,7 @@ class EditorTabBar(QTabBar):
 
     def insert_tab(self, index: int, tab: Tab) -> None:
         self.tabs.insert(index, tab)
-        self.insertTab(index, tab.shown_title())
+        self.insertTab(index, tab.display_title())
         self.refresh(tab)
 
     def remove_tab(self, tab: Tab) -> None:
@@ -79,16 +79,16 @@ class EditorTabBar(QTabBar):
     def refresh(self, tab: Tab) -> None:
         """Title, icon or pin of a tab changed."""
         index = self.tabs.index(tab)
-        self.setTabText(index, tab.shown_title().replace("&", "&&"))
-        self.setTabToolTip(index, tab.page.tooltip() if tab.page is not None else tab.shown_title())
+        self.setTabText(index, tab.display_title().replace("&", "&&"))
+        self.setTabToolTip(index, tab.page.tooltip() if tab.page is not None else tab.display_title())
         state = tr("pinned") if tab.pinned else tr("preview") if tab.preview else ""
-        self.setAccessibleTabName(index, ", ".join(filter(None, (tab.shown_title(), state))))
+        self.setAccessibleTabName(index, ", ".join(filter(None, (tab.display_title(), state))))
         self.update()
 
-    def show_drop_mark(self, index: int) -> None:
+    def set_drop_index(self, index: int) -> None:
         """Where a dragged tab would be inserted; -1 hides the mark."""
-        if index != self._drop_at:
-            self._drop_at = index
+        if index != self._drop_index:
+            self._drop_index = index
             self.update()
 
     def index_for_drop(self, at: QPoint) -> int:
@@ -99,7 +99,7 @@ class EditorTabBar(QTabBar):
         return self.count()
 
     def tabSizeHint(self, index: int) -> QSize:
-        text = self.tabs[index].shown_title() if index < len(self.tabs) else ""
+        text = self.tabs[index].display_title() if index < len(self.tabs) else ""
         width = min(self.fontMetrics().horizontalAdvance(text), _MAX_TEXT_WIDTH)
         return QSize(width + 74, HEIGHT)
 
@@ -122,7 +122,7 @@ class EditorTabBar(QTabBar):
         if event.button() == Qt.MouseButton.LeftButton and index >= 0:
             if self._close_rect(index).contains(at):
                 return
-            self._press = at
+            self._press_position = at
         super().mousePressEvent(event)
 
     def open_menu(self) -> None:
@@ -138,7 +138,7 @@ class EditorTabBar(QTabBar):
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         at = event.position().toPoint()
         index = self.tabAt(at)
-        pressed, self._press = self._press, None
+        pressed, self._press_position = self._press_position, None
         if index >= 0 and event.button() == Qt.MouseButton.MiddleButton:
             self.close_requested.emit(self.tabs[index])
         elif (
@@ -160,26 +160,26 @@ class EditorTabBar(QTabBar):
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         at = event.position().toPoint()
         if (
-            self._press is not None
+            self._press_position is not None
             and event.buttons() & Qt.MouseButton.LeftButton
-            and (at - self._press).manhattanLength() > QApplication.startDragDistance()
+            and (at - self._press_position).manhattanLength() > QApplication.startDragDistance()
         ):
-            pressed, self._press = self._press, None
-            self._drag(self.tabAt(pressed))
+            pressed, self._press_position = self._press_position, None
+            self._start_drag(self.tabAt(pressed))
             return
         hover = self.tabAt(at)
         over_close = hover >= 0 and self._close_rect(hover).contains(at)
-        if (hover, over_close) != (self._hover, self._over_close):
-            self._hover, self._over_close = hover, over_close
+        if (hover, over_close) != (self._hovered_index, self._is_over_close):
+            self._hovered_index, self._is_over_close = hover, over_close
             self.update()
 
     def leaveEvent(self, event: QEvent) -> None:
-        self._hover, self._over_close = -1, False
+        self._hovered_index, self._is_over_close = -1, False
         self.update()
 
-    def _drag(self, index: int) -> None:
+    def _start_drag(self, index: int) -> None:
         data = QMimeData()
-        data.setData(MIME, self.tabs[index].page_id.encode())
+        data.setData(TAB_MIME_TYPE, self.tabs[index].page_id.encode())
         drag = QDrag(self)
         drag.setMimeData(data)
         drag.setPixmap(self.grab(self.tabRect(index)))
@@ -190,12 +190,16 @@ class EditorTabBar(QTabBar):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setClipRect(self.rect())  # tabs scroll: those at the edges are cut on purpose
-        names = SharedNames([tab.shown_title() for tab in self.tabs])
+        names = NameShortener([tab.display_title() for tab in self.tabs])
         for index in range(self.count()):
             self._paint_tab(painter, index, self.tabRect(index), names)
-        if self._drop_at >= 0:
-            is_last = self._drop_at == self.count()
-            at = self.tabRect(self._drop_at - 1).right() if is_last else self.tabRect(self._drop_at).left()
+        if self._drop_index >= 0:
+            is_last = self._drop_index == self.count()
+            at = (
+                self.tabRect(self._drop_index - 1).right()
+                if is_last
+                else self.tabRect(self._drop_index).left()
+            )
             painter.fillRect(QRect(at - 1, 0, 2, HEIGHT), self._theme.color("tab.activeBorderTop"))
         self._paint_fades(painter)
         painter.end()
@@ -220,30 +224,30 @@ class EditorTabBar(QTabBar):
         """A tab that is scrolled out of sight in part fades there."""
         arrows = [arrow.x() for arrow in self._arrows if arrow.isVisible()]
         end = min(arrows, default=self.width())
-        for edge, inner in ((0, _FADE), (end, end - _FADE)):
+        for edge, inner in ((0, _FADE_WIDTH), (end, end - _FADE_WIDTH)):
             if any(rect.left() < edge < rect.right() for rect in map(self.tabRect, range(self.count()))):
                 ground = QColor(self._theme.color("editorGroupHeader.tabsBackground"))
                 fade = QLinearGradient(edge, 0, inner, 0)
                 fade.setColorAt(0, ground)
                 ground.setAlpha(0)
                 fade.setColorAt(1, ground)
-                painter.fillRect(QRect(min(edge, inner), 0, _FADE, HEIGHT - 1), fade)
+                painter.fillRect(QRect(min(edge, inner), 0, _FADE_WIDTH, HEIGHT - 1), fade)
 
-    def _paint_tab(self, painter: QPainter, index: int, rect: QRect, names: SharedNames) -> None:
+    def _paint_tab(self, painter: QPainter, index: int, rect: QRect, names: NameShortener) -> None:
         color = self._theme.color
         tab = self.tabs[index]
         active = index == self.currentIndex()
-        hover = index == self._hover
+        hover = index == self._hovered_index
         if active:
             painter.fillRect(rect, color("tab.activeBackground"))
-            accent = "tab.activeBorderTop" if self.focused_group else "tab.unfocusedActiveBorderTop"
-            painter.fillRect(QRect(rect.x(), rect.y(), rect.width(), ACCENT), color(accent))
+            accent = "tab.activeBorderTop" if self.is_group_focused else "tab.unfocusedActiveBorderTop"
+            painter.fillRect(QRect(rect.x(), rect.y(), rect.width(), ACCENT_HEIGHT), color(accent))
         else:
             painter.fillRect(rect, color("tab.hoverBackground" if hover else "tab.inactiveBackground"))
             line = QRect(rect.x(), rect.bottom(), rect.width(), 1)
             painter.fillRect(line, color("editorGroupHeader.tabsBorder"))
         painter.fillRect(QRect(rect.right(), rect.y(), 1, rect.height()), color("tab.border"))
-        icon, icon_color = tab.shown_icon()
+        icon, icon_color = tab.display_icon()
         draw_icon(
             painter, icon, QRect(rect.x() + 12, rect.center().y() - 7, 16, 16).toRectF(), color(icon_color)
         )
@@ -254,7 +258,7 @@ class EditorTabBar(QTabBar):
         paint_text(
             painter,
             room,
-            names.fitted(tab.shown_title(), QFontMetricsF(font), room.width()),
+            names.shorten(tab.display_title(), QFontMetricsF(font), room.width()),
             ink,
             12,
             font=font,
@@ -267,7 +271,7 @@ class EditorTabBar(QTabBar):
 
     def _paint_close(self, painter: QPainter, index: int, pinned: bool) -> None:
         box = self._close_rect(index)
-        if index == self._hover and self._over_close:
+        if index == self._hovered_index and self._is_over_close:
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
             painter.setPen(Qt.PenStyle.NoPen)
             painter.setBrush(self._theme.color("toolbar.hoverBackground"))

@@ -23,21 +23,21 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QStackedWidget, QToolButton, QWidget
 
 from rankdeck_app.language import tr
-from rankdeck_app.shell.controls import CommandButton, with_keys
+from rankdeck_app.shell.controls import CommandButton, with_shortcut
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.tab import Tab
-from rankdeck_app.shell.tab_bar import HEIGHT, MIME, EditorTabBar
+from rankdeck_app.shell.tab_bar import HEIGHT, TAB_MIME_TYPE, EditorTabBar
 from rankdeck_app.widgets.controls import tool_button
-from rankdeck_app.widgets.layouts import clear, column, row
+from rankdeck_app.widgets.layouts import clear_layout, column, row
 from rankdeck_app.widgets.painting import paint_text
 
 Zone = Literal["center", "left", "right", "top", "bottom"]
 
 BREADCRUMBS_HEIGHT = 24
-_CRUMBS_LEFT = 16
-_BETWEEN = "  ›  "
-_EDGE = 0.25
+_BREADCRUMBS_MARGIN = 16
+_SEPARATOR = "  ›  "
+_EDGE_SHARE = 0.25
 
 
 def zone_at(at: QPoint, size: QSize) -> Zone:
@@ -46,7 +46,7 @@ def zone_at(at: QPoint, size: QSize) -> Zone:
     y = at.y() / max(1, size.height())
     distances: dict[Zone, float] = {"left": x, "right": 1 - x, "top": y, "bottom": 1 - y}
     nearest = min(distances, key=lambda zone: distances[zone])
-    return nearest if distances[nearest] < _EDGE else "center"
+    return nearest if distances[nearest] < _EDGE_SHARE else "center"
 
 
 def zone_rect(zone: Zone, area: QRect) -> QRect:
@@ -70,15 +70,15 @@ class Breadcrumbs(QWidget):
         self._theme = services.theme
         self._parts: list[str] = []
         self._command = ""
-        self._is_lit = False
+        self._is_hovered = False
         self.setFixedHeight(BREADCRUMBS_HEIGHT)
         self.setFont(self._theme.font(12))
         self.setMouseTracking(True)
 
-    def show_path(self, page: Page | None) -> None:
+    def show_page(self, page: Page | None) -> None:
         self._parts = [] if page is None else page.breadcrumbs()
-        self._command = "" if page is None else page.path_command
-        self._light(False)
+        self._command = "" if page is None else page.breadcrumb_command
+        self._set_hovered(False)
         self.setVisible(bool(self._parts))
         self.setAccessibleName(" › ".join(self._parts))
         self.update()
@@ -86,24 +86,24 @@ class Breadcrumbs(QWidget):
     @property
     def link_width(self) -> int:
         """How far the words reach that can be clicked, in pixels."""
-        if not self._services.commands.enabled(self._command):
+        if not self._services.commands.is_enabled(self._command):
             return 0
-        return self.fontMetrics().horizontalAdvance(_BETWEEN.join(self._parts[:-1]))
+        return self.fontMetrics().horizontalAdvance(_SEPARATOR.join(self._parts[:-1]))
 
-    def _light(self, is_lit: bool) -> None:
-        if is_lit != self._is_lit:
-            self._is_lit = is_lit
+    def _set_hovered(self, is_lit: bool) -> None:
+        if is_lit != self._is_hovered:
+            self._is_hovered = is_lit
             self.setCursor(Qt.CursorShape.PointingHandCursor if is_lit else Qt.CursorShape.ArrowCursor)
             self.update()
 
     def _is_over_link(self, event: QMouseEvent) -> bool:
-        return 0 <= event.position().x() - _CRUMBS_LEFT < self.link_width
+        return 0 <= event.position().x() - _BREADCRUMBS_MARGIN < self.link_width
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        self._light(self._is_over_link(event))
+        self._set_hovered(self._is_over_link(event))
 
     def leaveEvent(self, event: QEvent) -> None:
-        self._light(False)
+        self._set_hovered(False)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if event.button() == Qt.MouseButton.LeftButton and self._is_over_link(event):
@@ -111,13 +111,16 @@ class Breadcrumbs(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        ink, room = self._theme.color("breadcrumb.foreground"), self.rect().adjusted(_CRUMBS_LEFT, 0, -16, 0)
-        text, elide = _BETWEEN.join(self._parts), Qt.TextElideMode.ElideMiddle
+        ink, room = (
+            self._theme.color("breadcrumb.foreground"),
+            self.rect().adjusted(_BREADCRUMBS_MARGIN, 0, -16, 0),
+        )
+        text, elide = _SEPARATOR.join(self._parts), Qt.TextElideMode.ElideMiddle
         shown = paint_text(painter, room, text, ink, 12, elide=elide, font=self.font())
-        if self._is_lit and shown == text:
+        if self._is_hovered and shown == text:
             room.setWidth(self.link_width + 1)
             lit = self._theme.color("textLink.foreground")
-            paint_text(painter, room, _BETWEEN.join(self._parts[:-1]), lit, 12, font=self.font())
+            paint_text(painter, room, _SEPARATOR.join(self._parts[:-1]), lit, 12, font=self.font())
         painter.end()
 
 
@@ -145,7 +148,7 @@ class TabGroup(QWidget):
         strip = row(self.bar, None, self._actions, on=self._strip, margins=(0, 0, 8, 0), spacing=2)
         strip.addWidget(CommandButton(services, "editor.splitRight", "split-horizontal", self._strip))
         strip.addWidget(tool_button(services.theme, "ellipsis", tr("More Actions"), self._open_menu))
-        self.recent: list[Tab] = []
+        self.visited_tabs: list[Tab] = []
         """Those that were looked at, the last one first."""
         self._breadcrumbs = Breadcrumbs(services)
         self._stack = QStackedWidget()
@@ -171,7 +174,7 @@ class TabGroup(QWidget):
 
     def recent_tabs(self) -> list[Tab]:
         """What was looked at last first, what nobody has looked at in the end."""
-        return [*self.recent, *(tab for tab in self.tabs if tab not in self.recent)]
+        return [*self.visited_tabs, *(tab for tab in self.tabs if tab not in self.visited_tabs)]
 
     def insert(self, tab: Tab, index: int | None = None, *, show: bool = True) -> None:
         """Add a tab: at `index`, or right of the current one; never among the pinned ones unless it is
@@ -184,11 +187,11 @@ class TabGroup(QWidget):
             self.bar.insert_tab(min(at, len(self.tabs)), tab)
         self._strip.show()
         if tab.page is not None:
-            self._adopt(tab.page)
+            self._add_page(tab.page)
         if show:
             self.show_tab(tab)
 
-    def insert_in_place_of_preview(self, tab: Tab) -> None:
+    def insert_replacing_preview(self, tab: Tab) -> None:
         """Add a tab; the preview there was goes if this is one."""
         before = next((one for one in self.tabs if one.preview), None) if tab.preview else None
         self.insert(tab, None if before is None else self.tabs.index(before) + 1, show=before is None)
@@ -205,7 +208,7 @@ class TabGroup(QWidget):
 
     def _discard(self, tab: Tab) -> None:
         """Remove a tab and its page."""
-        self.take(tab)
+        self.remove(tab)
         if tab.page is not None:
             tab.page.deleteLater()
 
@@ -221,13 +224,13 @@ class TabGroup(QWidget):
             self.bar.setCurrentIndex(self.tabs.index(tab))
         self._show_current()
 
-    def take(self, tab: Tab) -> None:
+    def remove(self, tab: Tab) -> None:
         """Remove a tab without closing its page."""
         with QSignalBlocker(self.bar):
             self.bar.remove_tab(tab)
-        self.recent = [other for other in self.recent if other is not tab]
+        self.visited_tabs = [other for other in self.visited_tabs if other is not tab]
         if tab.page is not None:
-            tab.page.title_changed.disconnect(self._retitle)
+            tab.page.title_changed.disconnect(self._on_title_changed)
             tab.page.actions_changed.disconnect(self._rebuild_actions)
             self._stack.removeWidget(tab.page)
             tab.page.setParent(None)
@@ -236,7 +239,7 @@ class TabGroup(QWidget):
 
     def set_focused(self, focused: bool) -> None:
         """Whether this is the group that commands act on: its accent is bright."""
-        self.bar.focused_group = focused
+        self.bar.is_group_focused = focused
         self.bar.update()
 
     def focus_page(self) -> None:
@@ -248,33 +251,33 @@ class TabGroup(QWidget):
                 page.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
             inner.setFocus(Qt.FocusReason.OtherFocusReason)
 
-    def _adopt(self, page: Page) -> None:
+    def _add_page(self, page: Page) -> None:
         self._stack.addWidget(page)
-        page.title_changed.connect(self._retitle)
+        page.title_changed.connect(self._on_title_changed)
         page.actions_changed.connect(self._rebuild_actions)
 
     def _show_current(self) -> None:
         tab = self.current
         if tab is not None:
-            self.recent = [tab, *(other for other in self.recent if other is not tab)]
+            self.visited_tabs = [tab, *(other for other in self.visited_tabs if other is not tab)]
             if tab.page is None:
-                self._adopt(tab.build())
+                self._add_page(tab.build())
                 self.bar.refresh(tab)
             assert tab.page is not None
             self._stack.setCurrentWidget(tab.page)
-        self._breadcrumbs.show_path(tab.page if tab else None)
+        self._breadcrumbs.show_page(tab.page if tab else None)
         self._rebuild_actions()
         self.current_changed.emit()
 
-    def _retitle(self) -> None:
+    def _on_title_changed(self) -> None:
         for tab in self.tabs:
             self.bar.refresh(tab)
         current = self.current
         if current is not None and current.page is not None:
-            self._breadcrumbs.show_path(current.page)
+            self._breadcrumbs.show_page(current.page)
 
     def _rebuild_actions(self) -> None:
-        clear(self._actions)
+        clear_layout(self._actions)
         current = self.current
         for action in current.page.tab_actions() if current and current.page else []:
             self._actions.addWidget(self._action_button(action))
@@ -282,7 +285,7 @@ class TabGroup(QWidget):
     def _action_button(self, action: PageAction) -> QToolButton:
         command, tooltip = action.command, action.tooltip
         if isinstance(command, str):
-            tooltip = with_keys(tooltip, self._services.keymap.text_for(command))
+            tooltip = with_shortcut(tooltip, self._services.keymap.text_for(command))
             command = partial(self._services.commands.run, command)
         return tool_button(self._services.theme, action.icon, tooltip, command)
 
@@ -291,7 +294,7 @@ class TabGroup(QWidget):
             corner = self._strip.mapToGlobal(QPoint(self._strip.width() - 180, HEIGHT))
             self.bar.menu_requested.emit(self.current, corner)
 
-    def _drop_place(self, at: QPoint) -> tuple[Zone, int, QRect]:
+    def _drop_target(self, at: QPoint) -> tuple[Zone, int, QRect]:
         """The zone of a drop at a point, its index on the strip or -1, and what the drop would cover."""
         if self.tabs and at.y() < HEIGHT:
             return "center", self.bar.index_for_drop(self.bar.mapFrom(self, at)), QRect()
@@ -300,12 +303,12 @@ class TabGroup(QWidget):
         return zone, -1, zone_rect(zone, area)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        if event.mimeData().hasFormat(MIME):
+        if event.mimeData().hasFormat(TAB_MIME_TYPE):
             event.acceptProposedAction()
 
     def dragMoveEvent(self, event: QDragMoveEvent) -> None:
-        _, index, covered = self._drop_place(event.position().toPoint())
-        self.bar.show_drop_mark(index)
+        _, index, covered = self._drop_target(event.position().toPoint())
+        self.bar.set_drop_index(index)
         self._overlay.setGeometry(covered)
         self._overlay.setVisible(index < 0)
         self._overlay.raise_()
@@ -317,9 +320,9 @@ class TabGroup(QWidget):
     def dropEvent(self, event: QDropEvent) -> None:
         self._end_drag()
         event.acceptProposedAction()
-        zone, index, _ = self._drop_place(event.position().toPoint())
+        zone, index, _ = self._drop_target(event.position().toPoint())
         self.dropped.emit(zone, index)
 
     def _end_drag(self) -> None:
         self._overlay.hide()
-        self.bar.show_drop_mark(-1)
+        self.bar.set_drop_index(-1)

@@ -14,12 +14,12 @@ from PySide6.QtWidgets import QWidget
 
 from rankdeck_app.language import tr
 from rankdeck_app.shell.editor_area import EditorArea
-from rankdeck_app.shell.floating_list import TOP_PX, FloatingList, PaletteRow, QuickItem
+from rankdeck_app.shell.floating_list import TOP_PX, FloatingList, PaletteRow, QuickPickItem
 from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.tab import Tab
 from rankdeck_app.widgets.layouts import column
 
-_STEPS = {Qt.Key.Key_Tab: 1, Qt.Key.Key_Down: 1, Qt.Key.Key_Backtab: -1, Qt.Key.Key_Up: -1}
+_KEY_STEPS = {Qt.Key.Key_Tab: 1, Qt.Key.Key_Down: 1, Qt.Key.Key_Backtab: -1, Qt.Key.Key_Up: -1}
 
 
 class TabSwitcher(FloatingList):
@@ -41,21 +41,23 @@ class TabSwitcher(FloatingList):
         self.list.setCurrentIndex(self.model.index(row))
 
     def _open(self) -> None:
-        self.model.set_rows([PaletteRow(self._item(tab)) for tab in self._editor.active_group.recent_tabs()])
+        self.model.set_rows(
+            [PaletteRow(self._make_item(tab)) for tab in self._editor.active_group.recent_tabs()]
+        )
         self.list.setCurrentIndex(self.model.index(0))
-        self.place()
-        self.open_on(self)
+        self.reposition()
+        self.open_with_focus(self)
 
-    def place(self) -> None:
+    def reposition(self) -> None:
         """Keep to the upper third of the window."""
-        super().place()
-        self.move(self.x(), max(TOP_PX, (self._room.height() - self.height()) // 3))
+        super().reposition()
+        self.move(self.x(), max(TOP_PX, (self._container.height() - self.height()) // 3))
 
-    def _item(self, tab: Tab) -> QuickItem:
-        page, icon = tab.page, tab.shown_icon()[0]
+    def _make_item(self, tab: Tab) -> QuickPickItem:
+        page, icon = tab.page, tab.display_icon()[0]
         crumbs = page.breadcrumbs() if page is not None else []
         show = partial(self._editor.show_tab, tab)
-        return QuickItem(tab.shown_title(), " › ".join(crumbs[:-1]), show, icon=icon)
+        return QuickPickItem(tab.display_title(), " › ".join(crumbs[:-1]), show, icon=icon)
 
     def event(self, event: QEvent) -> bool:
         """Tab is a key of ours, also as a shortcut."""
@@ -68,7 +70,7 @@ class TabSwitcher(FloatingList):
         key = Qt.Key(event.key())
         if key == Qt.Key.Key_Tab and event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
             key = Qt.Key.Key_Backtab
-        if (step := _STEPS.get(key)) is not None:
+        if (step := _KEY_STEPS.get(key)) is not None:
             self.step(step)
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space):
             self.choose(self.list.currentIndex())
@@ -82,5 +84,5 @@ class TabSwitcher(FloatingList):
     def focusOutEvent(self, event: QFocusEvent) -> None:
         super().focusOutEvent(event)
         if self.isVisible():
-            self._focus_before = None
+            self._previous_focus = None
             self.dismiss()

@@ -8,15 +8,15 @@ from PySide6.QtCore import QPoint, QSize, Qt
 from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QMenu, QMenuBar, QPushButton, QWidget
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck_app.commands.table import Command
 from rankdeck_app.language import tr
-from rankdeck_app.shell.controls import CommandButton, with_keys
+from rankdeck_app.shell.controls import CommandButton, with_shortcut
 from rankdeck_app.shell.services import Services
 
 HEIGHT = 36
-CENTER_WIDTH = 460
-MENU_ORDER = (marked("File"), marked("Edit"), marked("View"), marked("Run"), marked("Help"))
+COMMAND_CENTER_WIDTH = 460
+MENU_ORDER = (tr_noop("File"), tr_noop("Edit"), tr_noop("View"), tr_noop("Run"), tr_noop("Help"))
 """What commands call their menus; each is shown in the window's language."""
 
 
@@ -27,7 +27,7 @@ def fill_menu(menu: QMenu, commands: list[Command], services: Services) -> None:
     """
     group = None
     for command in sorted(commands, key=lambda command: command.menu):
-        if not services.commands.enabled(command.id):
+        if not services.commands.is_enabled(command.id):
             continue
         if group is not None and command.menu != group:
             menu.addSeparator()
@@ -51,26 +51,26 @@ class TitleBar(QWidget):
         self.menu_bar.setNativeMenuBar(False)
         self.menu_bar.setAccessibleName(tr("Menus"))
         self._menus: dict[str, QMenu] = {}
-        self.center = QPushButton(self)
-        self.center.setObjectName("commandCenter")
-        self.center.setIcon(services.theme.icon("search", "commandCenter.foreground"))
-        self.center.setIconSize(QSize(14, 14))
-        self.center.setFixedHeight(24)
-        self.center.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        self.center.clicked.connect(self._open_center)
-        self._toggles = [
+        self.command_center = QPushButton(self)
+        self.command_center.setObjectName("commandCenter")
+        self.command_center.setIcon(services.theme.icon("search", "commandCenter.foreground"))
+        self.command_center.setIconSize(QSize(14, 14))
+        self.command_center.setFixedHeight(24)
+        self.command_center.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.command_center.clicked.connect(self._open_command_center)
+        self._toggle_buttons = [
             CommandButton(services, "view.toggleSideBar", "layout-sidebar-left", self),
             CommandButton(services, "view.togglePanel", "layout-panel", self),
             CommandButton(services, "view.zenMode", "layout-centered", self),
         ]
         services.commands.changed.connect(self.rebuild)
-        services.context.changed.connect(self._show_menus)
-        services.keymap.changed.connect(self._describe_center)
+        services.context.changed.connect(self._update_menus)
+        services.keymap.changed.connect(self._update_command_center)
         self.rebuild()
 
-    def set_center_text(self, text: str) -> None:
+    def set_command_center_text(self, text: str) -> None:
         """What the command centre says: the workspace."""
-        self.center.setText(f"  {text}")
+        self.command_center.setText(f"  {text}")
 
     def rebuild(self) -> None:
         """Make a menu for every name in the table, in their usual order."""
@@ -81,13 +81,13 @@ class TitleBar(QWidget):
             self._menus = {}
             for name in ordered:
                 menu = QMenu(tr(name), self.menu_bar)
-                menu.aboutToShow.connect(partial(self.menu, name))
+                menu.aboutToShow.connect(partial(self.build_menu, name))
                 self.menu_bar.addMenu(menu)
                 self._menus[name] = menu
-        self._describe_center()
-        self._show_menus()
+        self._update_command_center()
+        self._update_menus()
 
-    def menu(self, name: str) -> QMenu:
+    def build_menu(self, name: str) -> QMenu:
         """The menu, filled as it opens now."""
         menu = self._menus[name]
         menu.clear()
@@ -103,23 +103,23 @@ class TitleBar(QWidget):
     def _commands_in(self, name: str) -> list[Command]:
         return [c for c in self._services.commands if c.menu.split("/")[0] == name]
 
-    def _show_menus(self, _facts: object = None) -> None:
+    def _update_menus(self, _facts: object = None) -> None:
         """A menu none of whose commands applies cannot be opened, and keeps its place."""
         for name, menu in self._menus.items():
-            enabled = self._services.commands.enabled
+            enabled = self._services.commands.is_enabled
             menu.menuAction().setEnabled(any(enabled(command.id) for command in self._commands_in(name)))
         self._arrange()
 
-    def _open_center(self) -> None:
+    def _open_command_center(self) -> None:
         if not self._services.commands.run("palette.quickOpen"):
             self._services.commands.run("palette.commands")
 
-    def _describe_center(self) -> None:
-        quick = self._services.commands.enabled("palette.quickOpen")
+    def _update_command_center(self) -> None:
+        quick = self._services.commands.is_enabled("palette.quickOpen")
         keys = self._services.keymap.text_for("palette.quickOpen" if quick else "palette.commands")
-        tip = with_keys(tr("Search runs, presets and files") if quick else tr("Search commands"), keys)
-        self.center.setToolTip(tip)
-        self.center.setAccessibleName(tip)
+        tip = with_shortcut(tr("Search runs, presets and files") if quick else tr("Search commands"), keys)
+        self.command_center.setToolTip(tip)
+        self.command_center.setAccessibleName(tip)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         self._arrange()
@@ -131,12 +131,12 @@ class TitleBar(QWidget):
         menus = self.menu_bar.sizeHint()
         self.menu_bar.setGeometry(4, (HEIGHT - menus.height()) // 2, menus.width(), menus.height())
         x = self.width() - 10
-        for button in reversed(self._toggles):
+        for button in reversed(self._toggle_buttons):
             if not button.isHidden():
                 x -= 32
                 button.move(QPoint(x + 5, (HEIGHT - button.height()) // 2))
         left, right = menus.width() + 16, x - 12
-        width = max(120, min(CENTER_WIDTH, right - left))
+        width = max(120, min(COMMAND_CENTER_WIDTH, right - left))
         middle = (self.width() - width) // 2
-        self.center.setFixedWidth(width)
-        self.center.move(max(left, min(middle, right - width)), (HEIGHT - 24) // 2)
+        self.command_center.setFixedWidth(width)
+        self.command_center.move(max(left, min(middle, right - width)), (HEIGHT - 24) // 2)

@@ -25,33 +25,33 @@ from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.layouts import TOP, column, row, text_label
 
 ToastTone = Literal["info", "warning", "error"]
-Action = tuple[str, Callable[[], object]]
+ToastAction = tuple[str, Callable[[], object]]
 
-WIDTH = 360
+TOAST_WIDTH = 360
 MAX_HISTORY = 200
-LEAST_HEIGHT = 44
+MIN_TOAST_HEIGHT = 44
 _GAP = 8
 _MARGIN = 12
-_AROUND_LABEL = 26
-_AFTER_POINTER_MS = 2000
-TONE_COLOR: dict[ToastTone, str] = {
+_BUTTON_PADDING = 26
+_RECHECK_MS = 2000
+TONE_COLORS: dict[ToastTone, str] = {
     "info": "editorInfo.foreground",
     "warning": "rankdeck.lead",
     "error": "errorForeground",
 }
 
 
-class Once:
+class OneTimeAction:
     """What an action does that can be done once, as an undo: its button says whether it was."""
 
     def __init__(self, act: Callable[[], object]) -> None:
-        self._act = act
+        self._action = act
         self.is_done = False
 
     def __call__(self) -> None:
         if not self.is_done:
             self.is_done = True
-            self._act()
+            self._action()
 
 
 @dataclass(frozen=True)
@@ -60,31 +60,31 @@ class Notification:
 
     text: str
     tone: ToastTone
-    actions: tuple[Action, ...] = ()
+    actions: tuple[ToastAction, ...] = ()
     key: str = ""
     time_s: float = field(default_factory=time.time)
 
 
 def action_buttons(
-    actions: Sequence[Action],
+    actions: Sequence[ToastAction],
     run: Callable[[Callable[[], object]], object],
     room: int,
     *,
-    suggests: bool = True,
+    has_primary: bool = True,
 ) -> QBoxLayout:
     """A row of buttons at the right, the first of them suggested; where none is, as in a list, at the left,
     below what they are for. Where `room` pixels are too few for a row they stand under each other.
     """
     buttons = QBoxLayout(QBoxLayout.Direction.LeftToRight)
     buttons.setSpacing(_GAP)
-    buttons.setAlignment(side := Qt.AlignmentFlag.AlignRight if suggests else Qt.AlignmentFlag.AlignLeft)
+    buttons.setAlignment(side := Qt.AlignmentFlag.AlignRight if has_primary else Qt.AlignmentFlag.AlignLeft)
     width = 0
     for at, (label, callback) in enumerate(actions):
         button = _action_button(label, callback, run)
-        if at == 0 and suggests:
+        if at == 0 and has_primary:
             button.setProperty("kind", "primary")
         buttons.addWidget(button, 0, side)
-        width += button.fontMetrics().horizontalAdvance(label) + _AROUND_LABEL + _GAP
+        width += button.fontMetrics().horizontalAdvance(label) + _BUTTON_PADDING + _GAP
     if width > room:
         buttons.setDirection(QBoxLayout.Direction.TopToBottom)
     return buttons
@@ -94,10 +94,10 @@ def _action_button(
     label: str, callback: Callable[[], object], run: Callable[[Callable[[], object]], object]
 ) -> QPushButton:
     button = QPushButton(label)
-    button.setDisabled(isinstance(callback, Once) and callback.is_done)
+    button.setDisabled(isinstance(callback, OneTimeAction) and callback.is_done)
 
     def act() -> None:
-        button.setDisabled(isinstance(callback, Once))
+        button.setDisabled(isinstance(callback, OneTimeAction))
         run(callback)
 
     button.clicked.connect(act)
@@ -112,16 +112,16 @@ class Toast(QFrame):
     def __init__(self, notice: Notification, services: Services, parent: QWidget) -> None:
         super().__init__(parent)
         self._theme = services.theme
-        self.notice = notice
+        self.notification = notice
         self.setProperty("kind", "floating")
         self.setAccessibleName(notice.text)
-        self.setFixedWidth(WIDTH)
+        self.setFixedWidth(TOAST_WIDTH)
         self._text = text_label(notice.text)
-        close = tool_button(services.theme, "close", tr("Close Notification"), self.finish)
+        close = tool_button(services.theme, "close", tr("Close Notification"), self.dismiss)
         self._row = row((self._text, 1), close, margins=(24, 0, 0, 0), spacing=8, align=TOP)
         self._column = column(self._row, on=self, margins=(12, 10, 8, 10), spacing=8)
         if notice.actions:
-            self._column.addLayout(action_buttons(notice.actions, self._answer, WIDTH - 24))
+            self._column.addLayout(action_buttons(notice.actions, self._run_action, TOAST_WIDTH - 24))
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self._expire)
         if not notice.actions:
@@ -129,34 +129,34 @@ class Toast(QFrame):
 
     def fit(self, most: int) -> int:
         """Take the height that the text needs, at most `most`: the text is cut, and whole in the tooltip."""
-        text = self.notice.text
+        text = self.notification.text
         self._text.setText(text)
-        while self._height() > most and len(text) > 20:
+        while self._needed_height() > most and len(text) > 20:
             text = text[: len(text) * 4 // 5]
             self._text.setText(f"{text.rstrip()}…")
-        self._text.setToolTip(self.notice.text if self._text.text() != self.notice.text else "")
-        self.setFixedHeight(max(self._height(), LEAST_HEIGHT))
+        self._text.setToolTip(self.notification.text if self._text.text() != self.notification.text else "")
+        self.setFixedHeight(max(self._needed_height(), MIN_TOAST_HEIGHT))
         return self.height()
 
-    def _height(self) -> int:
+    def _needed_height(self) -> int:
         """What the text needs now: layouts remember what it needed before."""
         self._row.invalidate()
         self._column.invalidate()
-        return self._column.totalHeightForWidth(WIDTH)
+        return self._column.totalHeightForWidth(TOAST_WIDTH)
 
     def _expire(self) -> None:
         focus = QApplication.focusWidget()
         is_pointed_at = self.rect().contains(self.mapFromGlobal(QCursor.pos()))
         if is_pointed_at or (focus is not None and self.isAncestorOf(focus)):
-            self._timer.start(_AFTER_POINTER_MS)
+            self._timer.start(_RECHECK_MS)
         else:
-            self.finish()
+            self.dismiss()
 
-    def _answer(self, callback: Callable[[], object]) -> None:
-        self.finish()
+    def _run_action(self, callback: Callable[[], object]) -> None:
+        self.dismiss()
         callback()
 
-    def finish(self) -> None:
+    def dismiss(self) -> None:
         self._timer.stop()
         self.hide()
         self.closed.emit(self)
@@ -165,9 +165,9 @@ class Toast(QFrame):
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
         painter = QPainter(self)
-        ink: QColor = self._theme.color(TONE_COLOR[self.notice.tone])
+        ink: QColor = self._theme.color(TONE_COLORS[self.notification.tone])
         painter.fillRect(QRect(1, 5, 3, self.height() - 10), ink)
-        draw_icon(painter, self.notice.tone, QRect(14, 12, 16, 16).toRectF(), ink)
+        draw_icon(painter, self.notification.tone, QRect(14, 12, 16, 16).toRectF(), ink)
         painter.end()
 
 
@@ -181,34 +181,34 @@ class Toasts(QObject):
         super().__init__(window)
         self._services = services
         self._window = window
-        self._area, self._below = area, below
-        self._shown: list[Toast] = []
+        self._area, self._fallback_anchor = area, below
+        self._toasts: list[Toast] = []
         self.history: list[Notification] = []
         self.unread = 0
-        self.is_read_elsewhere = False
+        self.is_history_open = False
         """Whether the history is on show: nothing is said twice."""
         area.installEventFilter(self)
 
     def show(
-        self, text: str, tone: ToastTone = "info", actions: Sequence[Action] = (), *, key: str = ""
+        self, text: str, tone: ToastTone = "info", actions: Sequence[ToastAction] = (), *, key: str = ""
     ) -> None:
         """Say something. `actions` are (label, callback) buttons; the first one is the suggested one. A toast
         with the same `key` (by default its text) that is still shown is replaced."""
         notice = Notification(text, tone, tuple(actions), key or text)
-        before = self.shown(notice.key)
+        before = self.find(notice.key)
         if before is not None:
-            self.history.remove(before.notice)
-            before.finish()
+            self.history.remove(before.notification)
+            before.dismiss()
         else:
             self.unread += 1
         self.history.append(notice)
         del self.history[:-MAX_HISTORY]
-        if not self.is_read_elsewhere:
+        if not self.is_history_open:
             toast = Toast(notice, self._services, self._window)
-            toast.closed.connect(self._forget)
-            self._shown.append(toast)
+            toast.closed.connect(self._remove)
+            self._toasts.append(toast)
             toast.show()
-            self.place()
+            self.reposition()
         self.history_changed.emit()
 
     def info(self, text: str) -> None:
@@ -221,32 +221,32 @@ class Toasts(QObject):
         self.show(text, "error")
 
     @property
-    def all_shown(self) -> list[Toast]:
-        return list(self._shown)
+    def visible_toasts(self) -> list[Toast]:
+        return list(self._toasts)
 
-    def shown(self, key: str) -> Toast | None:
+    def find(self, key: str) -> Toast | None:
         """The toast of this key, while it is shown."""
-        return next((toast for toast in self._shown if toast.notice.key == key), None)
+        return next((toast for toast in self._toasts if toast.notification.key == key), None)
 
-    def restate(self, key: str, text: str) -> None:
+    def update_text(self, key: str, text: str) -> None:
         """The figures in what was said are others by now; nothing happens once its toast is gone."""
-        toast = self.shown(key)
-        if toast is not None and toast.notice.text != text:
-            at = self.history.index(toast.notice)
-            self.history[at] = toast.notice = replace(toast.notice, text=text)
+        toast = self.find(key)
+        if toast is not None and toast.notification.text != text:
+            at = self.history.index(toast.notification)
+            self.history[at] = toast.notification = replace(toast.notification, text=text)
             toast.setAccessibleName(text)
-            self.place()
+            self.reposition()
 
-    def withdraw(self, key: str) -> None:
+    def dismiss(self, key: str) -> None:
         """What was said no longer holds: its toast goes, the history stays."""
-        toast = self.shown(key)
+        toast = self.find(key)
         if toast is not None:
-            toast.finish()
+            toast.dismiss()
 
-    def clear(self) -> None:
+    def dismiss_all(self) -> None:
         """Close all toasts; the history stays."""
-        for toast in self.all_shown:
-            toast.finish()
+        for toast in self.visible_toasts:
+            toast.dismiss()
 
     def clear_history(self) -> None:
         self.history.clear()
@@ -256,32 +256,32 @@ class Toasts(QObject):
         self.unread = 0
         self.history_changed.emit()
 
-    def place(self) -> None:
+    def reposition(self) -> None:
         """Stack them upwards from the corner; the oldest leave where there is no room for all."""
         area = self._area
         if area.isVisible():
             corner = area.mapTo(self._window, area.rect().bottomRight())
         else:
-            corner = self._below.mapTo(self._window, QPoint(self._below.width() - 1, -1))
+            corner = self._fallback_anchor.mapTo(self._window, QPoint(self._fallback_anchor.width() - 1, -1))
         room = self._window.height() // 3
         bottom = corner.y() - _MARGIN
-        for toast in reversed(self.all_shown):
-            if room < LEAST_HEIGHT or (toast is not self._shown[-1] and toast.fit(room) > room):
-                toast.finish()
+        for toast in reversed(self.visible_toasts):
+            if room < MIN_TOAST_HEIGHT or (toast is not self._toasts[-1] and toast.fit(room) > room):
+                toast.dismiss()
                 continue
             height = toast.fit(room)
-            toast.move(corner.x() - WIDTH - _MARGIN, bottom - height)
+            toast.move(corner.x() - TOAST_WIDTH - _MARGIN, bottom - height)
             toast.raise_()
             bottom -= height + _GAP
             room -= height + _GAP
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """The area moves as panel and side bar do."""
-        if self._shown and event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Hide):
-            QTimer.singleShot(0, self, self.place)
+        if self._toasts and event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Hide):
+            QTimer.singleShot(0, self, self.reposition)
         return False
 
-    def _forget(self, toast: Toast) -> None:
-        if toast in self._shown:
-            self._shown.remove(toast)
-            self.place()
+    def _remove(self, toast: Toast) -> None:
+        if toast in self._toasts:
+            self._toasts.remove(toast)
+            self.reposition()

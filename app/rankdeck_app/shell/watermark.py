@@ -16,7 +16,7 @@ _COMMANDS = (
     "preferences.settings",
     "view.toggleSideBar",
 )
-_LINE = 28
+_LINE_HEIGHT = 28
 
 
 class Watermark(QWidget):
@@ -31,14 +31,17 @@ class Watermark(QWidget):
         rows = [
             (services.commands[command_id].label, services.keymap.text_for(command_id))
             for command_id in _COMMANDS
-            if services.commands.enabled(command_id) and services.keymap.text_for(command_id)
+            if services.commands.is_enabled(command_id) and services.keymap.text_for(command_id)
         ]
         painter = QPainter(self)
-        top = self.height() // 2 - len(rows) * _LINE // 2
+        top = self.height() // 2 - len(rows) * _LINE_HEIGHT // 2
         middle = self.width() // 2
         for at, (label, keys) in enumerate(rows):
-            y = top + at * _LINE
-            left, right = QRect(0, y, middle - 10, _LINE), QRect(middle + 10, y, middle - 10, _LINE)
+            y = top + at * _LINE_HEIGHT
+            left, right = (
+                QRect(0, y, middle - 10, _LINE_HEIGHT),
+                QRect(middle + 10, y, middle - 10, _LINE_HEIGHT),
+            )
             dim, elide = services.theme.color("descriptionForeground"), Qt.TextElideMode.ElideRight
             paint_text(painter, left, label, dim, 13, RIGHT, elide=elide)
             paint_text(painter, right, keys, services.theme.color("foreground"), 13, elide=elide)

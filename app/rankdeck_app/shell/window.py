@@ -5,7 +5,7 @@
                  |          | panel
     status bar
 
-frame.py opens it and adds the frame's own commands. It knows no view. Views are plugged in by
+window_state.py opens it and adds the frame's own commands. It knows no view. Views are plugged in by
 composition.compose(window) after `first_painted`, through `add_activity`, `add_panel_tab`,
 `editor.register_page_kind`, `status.item`, `palette.add_provider` and `commands.register`.
 """
@@ -23,28 +23,28 @@ from PySide6.QtWidgets import QWidget
 from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.keymap import Shortcuts, to_text
 from rankdeck_app.commands.table import Command
-from rankdeck_app.language import spoken, tr
-from rankdeck_app.shell.appearance import Appearance, fit_minimum
-from rankdeck_app.shell.controls import with_keys
+from rankdeck_app.language import tr, translate
+from rankdeck_app.shell.appearance import Appearance, fit_minimum_size
+from rankdeck_app.shell.controls import with_shortcut
 from rankdeck_app.shell.editor_area import EditorArea
-from rankdeck_app.shell.finding import FindCommands
+from rankdeck_app.shell.find_commands import FindCommands
 from rankdeck_app.shell.frame_clock import FrameStats
 from rankdeck_app.shell.page import Page
-from rankdeck_app.shell.palette import Palette
+from rankdeck_app.shell.palette import CommandPalette
 from rankdeck_app.shell.panel import DEFAULT_HEIGHT, Panel, PanelTab
 from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.side_bar import DEFAULT_WIDTH, Activity, ActivityBar, SideBar
-from rankdeck_app.shell.split_tree import thin_splitter
+from rankdeck_app.shell.split_tree import make_splitter
 from rankdeck_app.shell.status_bar import StatusBar
 from rankdeck_app.shell.tab_switcher import TabSwitcher
 from rankdeck_app.shell.title_bar import TitleBar, fill_menu
 from rankdeck_app.shell.toasts import Toasts
-from rankdeck_app.theme import theme_in_words
+from rankdeck_app.theme import theme_label
 from rankdeck_app.widgets.layouts import column, row
 
 APP_NAME = "Rankdeck"
 # What the gear at the bottom of the activity bar offers; rows of shell_commands.py.
-_GEAR = ("palette.commands", "preferences.settings", "preferences.keys", "theme.choose")
+_MANAGE_COMMANDS = ("palette.commands", "preferences.settings", "preferences.keys", "theme.choose")
 
 
 class MainWindow(QWidget):
@@ -69,17 +69,17 @@ class MainWindow(QWidget):
         self.keymap = services.keymap
         self.clock = services.clock
         self.setWindowTitle(APP_NAME)
-        self._titled: QMetaObject.Connection | None = None
-        fit_minimum(self)
+        self._title_connection: QMetaObject.Connection | None = None
+        fit_minimum_size(self)
         self.setAcceptDrops(True)
         self.appearance = Appearance(services, lambda text: self.toasts.error(text), self)
-        self._zen = False
-        self._panel_max = False
-        self._painted = False
-        self.is_to_restart = False
+        self._is_zen = False
+        self._is_panel_maximized = False
+        self._has_painted = False
+        self.is_restart_requested = False
         """Whether the app is to start again once this window has closed."""
         # What the person wants to see, whether or not zen mode hides it now.
-        self.wanted = {"sideBar": True, "panel": True, "statusBar": True}
+        self.wanted_parts = {"sideBar": True, "panel": True, "statusBar": True}
         self._build()
         self.shortcuts = Shortcuts(self, self.commands, self.keymap)
         self.shortcuts.chord_changed.connect(self._show_chord)
@@ -89,14 +89,14 @@ class MainWindow(QWidget):
     def _build(self) -> None:
         self.title_bar = TitleBar(self.services)
         workspace = self.services.workspace
-        self.title_bar.set_center_text(workspace.absolute().name if workspace else APP_NAME)
+        self.title_bar.set_command_center_text(workspace.absolute().name if workspace else APP_NAME)
         self.activity_bar = ActivityBar(self.theme)
         self.side_bar = SideBar()
         self.editor = EditorArea(self.services)
         self.panel = Panel(self.services)
-        self.status = StatusBar(self.theme, self.commands)
-        self.columns = thin_splitter(Qt.Orientation.Horizontal, self._place_floating)
-        self.rows = thin_splitter(Qt.Orientation.Vertical, self._place_floating)
+        self.status_bar = StatusBar(self.theme, self.commands)
+        self.columns = make_splitter(Qt.Orientation.Horizontal, self._reposition_floating)
+        self.rows = make_splitter(Qt.Orientation.Vertical, self._reposition_floating)
         self.rows.addWidget(self.editor)
         self.rows.addWidget(self.panel)
         self.rows.setStretchFactor(0, 1)
@@ -106,38 +106,38 @@ class MainWindow(QWidget):
         self.columns.setSizes([DEFAULT_WIDTH, 1092])
         self.rows.setSizes([640, DEFAULT_HEIGHT])
         middle = row(self.activity_bar, (self.columns, 1), spacing=0)
-        column(self.title_bar, (middle, 1), self.status, on=self, spacing=0)
-        self.toasts = Toasts(self.services, self, self.editor, self.status)
-        self.palette_box = Palette(self.services, self)
-        self.switcher = TabSwitcher(self.services, self.editor, self)
-        self.finding = FindCommands(self.context, self.editor, self.panel, self)
-        self.layout_changed.connect(self.finding.look)
+        column(self.title_bar, (middle, 1), self.status_bar, on=self, spacing=0)
+        self.toasts = Toasts(self.services, self, self.editor, self.status_bar)
+        self.command_palette = CommandPalette(self.services, self)
+        self.tab_switcher = TabSwitcher(self.services, self.editor, self)
+        self.find_commands = FindCommands(self.context, self.editor, self.panel, self)
+        self.layout_changed.connect(self.find_commands.update_context)
 
     def _connect(self) -> None:
         self.activity_bar.add_menu(
             "settings-gear",
             tr("Manage"),
-            lambda menu: fill_menu(menu, [self.commands[one] for one in _GEAR], self.services),
+            lambda menu: fill_menu(menu, [self.commands[one] for one in _MANAGE_COMMANDS], self.services),
         )
-        self.editor.active_page_changed.connect(self._follow_page)
-        self.keymap.changed.connect(self._describe_activities)
-        self.settings.changed.connect(self._on_setting)
+        self.editor.active_page_changed.connect(self._on_active_page_changed)
+        self.keymap.changed.connect(self._update_activity_tooltips)
+        self.settings.changed.connect(self._on_setting_changed)
         self.settings.failed.connect(self.toasts.warn)
         self.keymap.failed.connect(self.toasts.warn)
-        self.theme.changed.connect(self._on_theme)
-        self.toasts.history_changed.connect(self._show_bell)
-        self.clock.measured.connect(self._show_frames)
-        self._on_theme()
+        self.theme.changed.connect(self._on_theme_changed)
+        self.toasts.history_changed.connect(self._update_bell)
+        self.clock.measured.connect(self._show_frame_stats)
+        self._on_theme_changed()
         for problem in [*self.settings.problems, *filter(None, [self.keymap.problem])]:
-            QTimer.singleShot(0, self, lambda problem=problem: self.toasts.warn(spoken(problem)))
+            QTimer.singleShot(0, self, lambda problem=problem: self.toasts.warn(translate(problem)))
 
     # -- views coming in --
 
     def start(self) -> None:
         """Everything is registered: show last time's side bar view and panel tab, and bring the tabs back."""
-        if not self.side_bar.shown:
-            self.side_bar.show_first()
-        self.panel.show_first()
+        if not self.side_bar.current_id:
+            self.side_bar.show_initial()
+        self.panel.show_initial()
         self.started.emit()
         self._apply_layout()
 
@@ -164,8 +164,8 @@ class MainWindow(QWidget):
 
     def show_activity(self, activity_id: str) -> QWidget:
         """Bring an activity's view to the front, unfolding the side bar, and put the keyboard there."""
-        self._zen = False
-        self.wanted["sideBar"] = True
+        self._is_zen = False
+        self.wanted_parts["sideBar"] = True
         view = self.side_bar.show_activity(activity_id)
         self._apply_layout()
         view.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -173,8 +173,8 @@ class MainWindow(QWidget):
 
     def show_panel(self, tab_id: str) -> QWidget:
         """Bring a panel tab to the front, unfolding the panel."""
-        self._zen = False
-        self.wanted["panel"] = True
+        self._is_zen = False
+        self.wanted_parts["panel"] = True
         body = self.panel.show_tab(tab_id)
         self._apply_layout()
         return body
@@ -184,113 +184,115 @@ class MainWindow(QWidget):
         self.show_panel(tab_id).setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def _on_activity_clicked(self, activity_id: str) -> None:
-        if self.side_bar.isVisible() and self.side_bar.shown == activity_id:
-            self.toggle("sideBar")
+        if self.side_bar.isVisible() and self.side_bar.current_id == activity_id:
+            self.toggle_part("sideBar")
         else:
             self.show_activity(activity_id)
 
-    def toggle(self, part: str) -> None:
+    def toggle_part(self, part: str) -> None:
         """Fold or unfold "sideBar", "panel" or "statusBar"."""
-        if self._zen:
+        if self._is_zen:
             self.toggle_zen()
-            self.wanted[part] = True
+            self.wanted_parts[part] = True
         else:
-            self.wanted[part] = not self.wanted[part]
+            self.wanted_parts[part] = not self.wanted_parts[part]
         self._apply_layout()
 
     def restart(self) -> None:
         """Close, and come back as it is now; runs go on."""
-        self.is_to_restart = True
+        self.is_restart_requested = True
         self.close()
 
     def toggle_zen(self) -> None:
         """Nothing but the editor; Escape Escape or Ctrl+K Z leaves it."""
-        self._zen = not self._zen
+        self._is_zen = not self._is_zen
         self._apply_layout()
-        if self._zen:
+        if self._is_zen:
             leave = self.keymap.text_for("view.zenMode") or self.keymap.text_for("view.leaveZenMode")
             self.toasts.info(tr("Zen mode. {keys} leaves it.", keys=leave) if leave else tr("Zen mode."))
 
-    def set_panel_max(self, maximized: bool) -> None:
+    def set_panel_maximized(self, maximized: bool) -> None:
         """Give the panel the editor's room, or give it back."""
-        self._panel_max = maximized
-        self.wanted["panel"] = True
+        self._is_panel_maximized = maximized
+        self.wanted_parts["panel"] = True
         self._apply_layout()
 
     def set_visible_parts(self, wanted: dict[str, bool]) -> None:
-        self.wanted.update({part: bool(wanted[part]) for part in self.wanted if part in wanted})
+        self.wanted_parts.update({part: bool(wanted[part]) for part in self.wanted_parts if part in wanted})
         self._apply_layout()
 
     def _apply_layout(self) -> None:
-        has_side = not self._painted or bool(self.side_bar.activities)
-        has_panel = not self._painted or bool(self.panel.tabs)
-        side = self.wanted["sideBar"] and has_side and not self._zen
-        panel = self.wanted["panel"] and has_panel and not self._zen
+        has_side = not self._has_painted or bool(self.side_bar.activities)
+        has_panel = not self._has_painted or bool(self.panel.tabs)
+        side = self.wanted_parts["sideBar"] and has_side and not self._is_zen
+        panel = self.wanted_parts["panel"] and has_panel and not self._is_zen
         self.side_bar.setVisible(side)
         self.panel.setVisible(panel)
-        self.editor.setVisible(not (panel and self._panel_max))
-        self.activity_bar.setVisible(not self._zen)
-        self.title_bar.setVisible(not self._zen)
-        status = self.wanted["statusBar"] and not self._zen
-        self.status.setVisible(status)
-        self.activity_bar.set_active(self.side_bar.shown if side else "")
+        self.editor.setVisible(not (panel and self._is_panel_maximized))
+        self.activity_bar.setVisible(not self._is_zen)
+        self.title_bar.setVisible(not self._is_zen)
+        status = self.wanted_parts["statusBar"] and not self._is_zen
+        self.status_bar.setVisible(status)
+        self.activity_bar.set_active(self.side_bar.current_id if side else "")
         self.context.update(
             {
                 "hasSideBar": bool(self.side_bar.activities),
                 "hasPanel": bool(self.panel.tabs),
                 "sideBarVisible": side,
                 "panelVisible": panel,
-                "panelMaximized": panel and self._panel_max,
+                "panelMaximized": panel and self._is_panel_maximized,
                 "statusBarVisible": status,
-                "zenMode": self._zen,
+                "zenMode": self._is_zen,
             }
         )
-        self._place_floating()
+        self._reposition_floating()
 
-    def _place_floating(self) -> None:
-        self.toasts.place()
-        if self.palette_box.isVisible():
-            self.palette_box.place()
+    def _reposition_floating(self) -> None:
+        self.toasts.reposition()
+        if self.command_palette.isVisible():
+            self.command_palette.reposition()
         self.layout_changed.emit()
 
     # -- keeping what is shown up to date --
 
-    def _follow_page(self, page: Page | None) -> None:
+    def _on_active_page_changed(self, page: Page | None) -> None:
         """The title is that of the page in front, also when it changes there."""
-        if self._titled is not None:
-            QObject.disconnect(self._titled)
-        self._titled = None if page is None else page.title_changed.connect(self._show_title)
+        if self._title_connection is not None:
+            QObject.disconnect(self._title_connection)
+        self._title_connection = None if page is None else page.title_changed.connect(self._show_title)
         self._show_title()
 
     def _show_title(self) -> None:
         page = self.editor.active_page()
         self.setWindowTitle(f"{page.title} — {APP_NAME}" if page else APP_NAME)
 
-    def _describe_activities(self) -> None:
+    def _update_activity_tooltips(self) -> None:
         for activity in self.side_bar.activities.values():
             keys = self.keymap.text_for(f"view.show.{activity.id}")
-            self.activity_bar.button(activity.id).setToolTip(with_keys(spoken(activity.title), keys))
+            self.activity_bar.get_button(activity.id).setToolTip(
+                with_shortcut(translate(activity.title), keys)
+            )
 
-    def _on_setting(self, key: str) -> None:
+    def _on_setting_changed(self, key: str) -> None:
         if key == "window.show_frame_time":
-            self._show_frames(self.clock.stats())
+            self._show_frame_stats(self.clock.stats())
 
-    def _on_theme(self) -> None:
-        item = self.status.item("theme", "right", 90, keep=-2)
-        name, tooltip = theme_in_words(self.theme.name), tr("Choose a colour theme")
+    def _on_theme_changed(self) -> None:
+        item = self.status_bar.item("theme", "right", 90, importance=-2)
+        name, tooltip = theme_label(self.theme.name), tr("Choose a colour theme")
         item.show_text(name, tooltip=tooltip, command="theme.choose")
 
-    def _show_bell(self) -> None:
+    def _update_bell(self) -> None:
         unread = self.toasts.unread
         text, icon = (str(unread), "bell-dot") if unread else (" ", "bell")
-        item = self.status.item("notifications", "right", 100)
+        item = self.status_bar.item("notifications", "right", 100)
         item.show_text(text, icon, tooltip=tr("Notifications"), command="notifications.show")
 
     def _show_chord(self, stroke: str) -> None:
         text = tr("{keys} was pressed, waiting for the second key", keys=to_text(stroke)) if stroke else ""
-        self.status.item("chord", "left", -100).show_text(text)
+        self.status_bar.item("chord", "left", -100).show_text(text)
 
-    def _show_frames(self, stats: FrameStats | None) -> None:
+    def _show_frame_stats(self, stats: FrameStats | None) -> None:
         text = tooltip = ""
         if stats is not None and self.settings.get("window.show_frame_time", bool):
             text = tr("{rate:.0f} fps · {half:.1f} ms", rate=stats.rate_hz, half=stats.p50_ms)
@@ -299,18 +301,18 @@ class MainWindow(QWidget):
                 half=stats.p50_ms,
                 most=stats.p99_ms,
             )
-        self.status.item("frames", "right", 80, keep=-1).show_text(text, tooltip=tooltip)
+        self.status_bar.item("frames", "right", 80, importance=-1).show_text(text, tooltip=tooltip)
 
     # -- Qt --
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        if not self._painted:
-            self._painted = True
+        if not self._has_painted:
+            self._has_painted = True
             QTimer.singleShot(0, self, self.first_painted.emit)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        if self._painted:
-            self._place_floating()
+        if self._has_painted:
+            self._reposition_floating()
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         if event.mimeData().hasUrls():
@@ -337,7 +339,7 @@ class MainWindow(QWidget):
         """Never asks, never ends a run."""
         self.closing.emit()
         self.clock.stop()
-        self.toasts.clear()
+        self.toasts.dismiss_all()
         event.accept()
 
     def sizeHint(self) -> QSize:

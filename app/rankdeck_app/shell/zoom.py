@@ -12,32 +12,32 @@ from contextlib import contextmanager
 
 from rankdeck_app.language import tr
 from rankdeck_app.settings import Settings
-from rankdeck_app.shell.appearance import find_scale
+from rankdeck_app.shell.appearance import find_screen_scale
 from rankdeck_app.shell.window import MainWindow
 
-LEVELS = (0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0)
-SCALE = "QT_SCALE_FACTOR"
-_KEY = "window.zoom"
-_LATER = "later"
+ZOOM_LEVELS = (0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0)
+SCALE_FACTOR_ENV = "QT_SCALE_FACTOR"
+_ZOOM_SETTING = "window.zoom"
+_RESTART_TOAST_KEY = "later"
 
 
 @contextmanager
-def scaled(zoom: float) -> Iterator[None]:
+def apply_zoom(zoom: float) -> Iterator[None]:
     """Around the making of the QApplication: what the app starts later is not scaled by it."""
-    before = os.environ.get(SCALE)
+    before = os.environ.get(SCALE_FACTOR_ENV)
     try:
         own = float(before or 1)
     except ValueError:
         own = 1.0
     if zoom != 1.0:
-        os.environ[SCALE] = f"{own * zoom:g}"
+        os.environ[SCALE_FACTOR_ENV] = f"{own * zoom:g}"
     try:
         yield
     finally:
         if before is None:
-            os.environ.pop(SCALE, None)
+            os.environ.pop(SCALE_FACTOR_ENV, None)
         else:
-            os.environ[SCALE] = before
+            os.environ[SCALE_FACTOR_ENV] = before
 
 
 class Zoom:
@@ -46,48 +46,51 @@ class Zoom:
     def __init__(self, window: MainWindow) -> None:
         self._window = window
         self._settings: Settings = window.settings
-        self._started_at = self._settings.get(_KEY, float)
-        self._scale = find_scale()
-        later = [key for key, option in self._settings.options.items() if option.at_start]
-        self._at_start = {
-            key: self._settings.value(key) for key in [*later, *([] if self._scale else [_KEY])]
+        self._initial_zoom = self._settings.get(_ZOOM_SETTING, float)
+        self._screen_scale = find_screen_scale()
+        later = [key for key, option in self._settings.definitions.items() if option.needs_restart]
+        self._initial_values = {
+            key: self._settings.value(key)
+            for key in [*later, *([] if self._screen_scale else [_ZOOM_SETTING])]
         }
-        self._settings.changed.connect(self._changed)
-        self._tell()
+        self._settings.changed.connect(self._on_setting_changed)
+        self._show_level()
 
     def step(self, step: int) -> None:
         """To the next level up (1) or down (-1); 0 is back to 100 %."""
-        now = self._settings.get(_KEY, float)
-        above = [level for level in LEVELS if level > now]
-        below = [level for level in LEVELS if level < now]
+        now = self._settings.get(_ZOOM_SETTING, float)
+        above = [level for level in ZOOM_LEVELS if level > now]
+        below = [level for level in ZOOM_LEVELS if level < now]
         level = 1.0 if step == 0 else (above or [now])[0] if step > 0 else (below or [now])[-1]
-        self._settings.set(_KEY, level)
+        self._settings.set(_ZOOM_SETTING, level)
 
-    def _changed(self, key: str) -> None:
-        if key == _KEY and self._scale is not None:
-            return self._show()
-        if key not in self._at_start:
+    def _on_setting_changed(self, key: str) -> None:
+        if key == _ZOOM_SETTING and self._screen_scale is not None:
+            return self._apply()
+        if key not in self._initial_values:
             return None
-        pending = [one for one, value in self._at_start.items() if self._settings.value(one) != value]
+        pending = [one for one, value in self._initial_values.items() if self._settings.value(one) != value]
         toasts = self._window.toasts
         if not pending:
-            return toasts.withdraw(_LATER)
+            return toasts.dismiss(_RESTART_TOAST_KEY)
         restart = (tr("Restart Now"), self._window.restart)
-        return toasts.show(self._told(key), actions=[restart], key=_LATER)
+        return toasts.show(self._restart_message(key), actions=[restart], key=_RESTART_TOAST_KEY)
 
-    def _told(self, key: str) -> str:
-        if key != _KEY:
+    def _restart_message(self, key: str) -> str:
+        if key != _ZOOM_SETTING:
             return tr("{key} holds from the next start. Runs go on.", key=key)
-        zoom = self._settings.get(_KEY, float)
+        zoom = self._settings.get(_ZOOM_SETTING, float)
         return tr("Zoom {percent:.0f} % holds from the next start. Runs go on.", percent=zoom * 100)
 
-    def _show(self) -> None:
-        assert self._scale is not None
-        self._scale.change(self._settings.get(_KEY, float) / self._started_at, self._window)
-        self._tell()
+    def _apply(self) -> None:
+        assert self._screen_scale is not None
+        self._screen_scale.set_factor(
+            self._settings.get(_ZOOM_SETTING, float) / self._initial_zoom, self._window
+        )
+        self._show_level()
 
-    def _tell(self) -> None:
-        zoom = self._settings.get(_KEY, float)
+    def _show_level(self) -> None:
+        zoom = self._settings.get(_ZOOM_SETTING, float)
         text, icon = ("", "") if zoom == 1.0 else (f"{zoom * 100:.0f} %", "zoom-in")
-        item = self._window.status.item("zoom", "right", 85)
+        item = self._window.status_bar.item("zoom", "right", 85)
         item.show_text(text, icon, tooltip=tr("Reset the zoom"), command="view.zoomReset")

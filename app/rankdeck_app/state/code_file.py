@@ -10,7 +10,7 @@ from rankdeck.base import files
 from rankdeck.base.units import format_bytes
 from rankdeck_app.language import tr
 
-LARGEST_BYTES = 2 << 20
+MAX_FILE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class CodeText:
 def read_code(path: Path) -> CodeText:
     """Never waits for a pipe, never raises."""
     try:
-        data = files.read_bytes(path, LARGEST_BYTES)
+        data = files.read_bytes(path, MAX_FILE_BYTES)
     except FileNotFoundError:
         return CodeText(problem=tr("{path} is gone.", path=path))
     except OSError as error:
-        return CodeText(problem=_refusal(path, error))
+        return CodeText(problem=_error_text(path, error))
     if b"\0" in data:
         return CodeText(problem=tr("{path} is no text: it holds zero bytes.", path=path))
     try:
@@ -41,12 +41,12 @@ def read_code(path: Path) -> CodeText:
         return CodeText(problem=why)
 
 
-def _refusal(path: Path, error: OSError) -> str:
+def _error_text(path: Path, error: OSError) -> str:
     if error.errno == errno.EFBIG:
         return tr(
             "{path} is larger than {most}, which is shown at most. Open it in an editor of yours.",
             path=path,
-            most=format_bytes(LARGEST_BYTES),
+            most=format_bytes(MAX_FILE_BYTES),
         )
     if path.is_dir():
         return tr("{path} is a folder.", path=path)

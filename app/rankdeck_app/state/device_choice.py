@@ -16,16 +16,16 @@ from rankdeck.telemetry.gpu_status import GpuRefusal, GpuStatus
 from rankdeck_app.language import tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.script_draft import NONE_CHOSEN, ScriptDraft
+from rankdeck_app.state.script_draft import NO_DEVICES_CHOSEN, ScriptDraft
 
-PLACE = ("devices", "use")
-HOSTS = ("hosts", "use")
-REHEARSAL = "cpu:4"
+DEVICES_PATH = ("devices", "use")
+HOSTS_PATH = ("hosts", "use")
+REHEARSAL_DEVICES = "cpu:4"
 
 
-def place_of(host: str) -> tuple[str, ...]:
+def devices_path(host: str) -> tuple[str, ...]:
     """Where a configuration names the devices of a host, or of all."""
-    return ("hosts", "devices", host) if host else PLACE
+    return ("hosts", "devices", host) if host else DEVICES_PATH
 
 
 class DeviceChoice(QObject):
@@ -42,36 +42,36 @@ class DeviceChoice(QObject):
         draft.changed.connect(self.changed)
         script.changed.connect(self.changed)
 
-    def of_host(self, host: str, parent: QObject) -> DeviceChoice:
+    def for_host(self, host: str, parent: QObject) -> DeviceChoice:
         return DeviceChoice(self._draft, self._script, parent, host=host)
 
     @property
-    def is_of_script(self) -> bool:
+    def is_for_script(self) -> bool:
         return self._script.is_chosen and not self.host
 
     @property
     def hosts(self) -> list[str]:
         """The hosts of the configuration, once each; none where it is of this one alone, as a script is."""
-        named = [] if self._script.is_chosen else self._draft.value(HOSTS)
+        named = [] if self._script.is_chosen else self._draft.value(HOSTS_PATH)
         return list(dict.fromkeys(filter(None, map(str, named)))) if isinstance(named, list) else []
 
     @property
     def use(self) -> object:
         """None where nothing is said; not always text: a configuration can say anything."""
-        return self._script.form.devices if self.is_of_script else self.use_of(self.host)
+        return self._script.form.devices if self.is_for_script else self.get_use(self.host)
 
-    def use_of(self, host: str) -> object:
+    def get_use(self, host: str) -> object:
         """What the configuration says of a host."""
-        own = self._draft.value(place_of(host)) if host else None
-        return own if own is not None else self._draft.value(PLACE)
+        own = self._draft.value(devices_path(host)) if host else None
+        return own if own is not None else self._draft.value(DEVICES_PATH)
 
-    def write(self, use: str) -> None:
-        if self.is_of_script:
-            self._script.set(devices=use)
+    def set_use(self, use: str) -> None:
+        if self.is_for_script:
+            self._script.set_fields(devices=use)
         else:
             # What all have is said once.
-            is_of_all = bool(self.host) and use == self._draft.value(PLACE)
-            self._draft.set_value(place_of(self.host), None if is_of_all else use)
+            is_of_all = bool(self.host) and use == self._draft.value(DEVICES_PATH)
+            self._draft.set_value(devices_path(self.host), None if is_of_all else use)
 
 
 def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
@@ -79,47 +79,47 @@ def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
     any. Where `auto` would take none of them, those that nobody uses are chosen, and the form says why they
     cannot be used.
     """
-    if any(gpu.is_for_auto for gpu in gpus):
+    if any(gpu.is_available for gpu in gpus):
         return "auto"
     there = [gpu for gpu in gpus if gpu.parent is None and gpu.lost_at is None]
     if there:
         free = [str(gpu.index) for gpu in there if gpu.is_free]
-        return f"gpu:{','.join(free)}" if free else NONE_CHOSEN
-    return "cpu:1" if strategy == "single" else REHEARSAL
+        return f"gpu:{','.join(free)}" if free else NO_DEVICES_CHOSEN
+    return "cpu:1" if strategy == "single" else REHEARSAL_DEVICES
 
 
 # Whether the GPUs that are asked for are there, said before anything starts: what the engine refuses.
 
 
-def missing_gpu(use: object, gpus: Gpus, *, rehearses: bool = True) -> Problem | None:
+def find_gpu_problem(use: object, gpus: Gpus, *, can_rehearse: bool = True) -> Problem | None:
     """Why a host cannot bring the GPUs that `use` asks for; None as well where nobody knows yet. What
-    `rehearses` can train on virtual devices instead.
+    `can_rehearse` can train on virtual devices instead.
     """
     try:
         selection = parse_devices(str(use or "auto"))
     except DeviceError:
         return None
-    if selection.kind != "gpu" or not gpus.known:
+    if selection.kind != "gpu" or not gpus.is_known:
         return None
     if not gpus.devices:
-        advice = tr("Switch Devices to Rehearsal.") if rehearses else tr("Switch Devices to No GPUs.")
+        advice = tr("Switch Devices to Rehearsal.") if can_rehearse else tr("Switch Devices to No GPUs.")
         return Problem("no-gpu", f"{gpus.reason}.", path="devices.use", advice=advice)
-    named = {str(gpu.index): gpu for gpu in gpus.whole} | {gpu.uuid: gpu for gpu in gpus.devices}
+    named = {str(gpu.index): gpu for gpu in gpus.physical_gpus} | {gpu.uuid: gpu for gpu in gpus.devices}
     missing = [name for name in selection.gpus if name not in named]
     if missing:
-        there = ", ".join(str(gpu.index) for gpu in gpus.whole)
+        there = ", ".join(str(gpu.index) for gpu in gpus.physical_gpus)
         message, advice = (
             tr("There is no GPU {gpu}.", gpu=missing[0]),
             tr("There are {gpus}.", gpus=there),
         )
         return Problem("no-gpu", message, path="devices.use", advice=advice)
     if selection.gpus:
-        return _refusal([named[name] for name in selection.gpus])
+        return _find_refusal([named[name] for name in selection.gpus])
     # As the engine does: all that can be used, and where there is none, why the first cannot.
-    return _refusal([gpu for gpu in gpus.whole if gpu.is_for_all] or gpus.whole[:1])
+    return _find_refusal([gpu for gpu in gpus.physical_gpus if gpu.is_in_gpu_all] or gpus.physical_gpus[:1])
 
 
-def _refusal(gpus: Sequence[GpuStatus]) -> Problem | None:
+def _find_refusal(gpus: Sequence[GpuStatus]) -> Problem | None:
     """What the engine would refuse these GPUs for."""
     for gpu in gpus:
         match gpu.refusal:
@@ -132,13 +132,13 @@ def _refusal(gpus: Sequence[GpuStatus]) -> Problem | None:
             case GpuRefusal.LOST:
                 message = tr("{gpu} is lost: it answers no more.", gpu=gpu.label)
                 advice = tr("Choose others.")
-            case GpuRefusal.TWIN:
+            case GpuRefusal.DUPLICATE_UUID:
                 message = tr("{gpu} has no UUID of its own: no run can take it.", gpu=gpu.label)
                 advice = tr("Choose others. See what the driver says of them: nvidia-smi -L")
-            case GpuRefusal.SPLIT:
+            case GpuRefusal.MIG_ENABLED:
                 message = tr("{gpu} is split into MIG instances.", gpu=gpu.label)
                 advice = tr("Choose one of its instances.")
-            case GpuRefusal.HELD:
+            case GpuRefusal.LEASED:
                 message = tr("{gpu} is used by the run {run}.", gpu=gpu.label, run=gpu.run_name)
                 advice = tr("Stop that run, or choose other GPUs.")
         return Problem("device-busy", message, path="devices.use", advice=advice)

@@ -22,26 +22,26 @@ import tomlkit
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from rankdeck.base.errors import ConfigError, DeviceError, Problem
-from rankdeck.base.files import LARGEST_TOML_BYTES, read_bytes, write_whole
+from rankdeck.base.files import MAX_TOML_BYTES, read_bytes, write_atomic
 from rankdeck.config import RunConfig, from_text, mesh_sizes
-from rankdeck.config.checks import CARDS
+from rankdeck.config.checks import CATALOGS
 from rankdeck.config.devices import parse_devices
 from rankdeck.config.naming import title_of
 from rankdeck_app.io_thread import IoThread
-from rankdeck_app.language import in_words, tr
-from rankdeck_app.state.kept_file import KeptFile
-from rankdeck_app.state.toml_writing import Place, write_value
+from rankdeck_app.language import tr, translate_problem
+from rankdeck_app.state.state_file import StateFile
+from rankdeck_app.state.toml_writer import KeyPath, write_value
 
 # Where the options of a chosen card stand: in a table of their own, or beside its `use`.
-_ARGS_PLACES = {("model",), ("data",)}
-FROM_RUN = "run "
+_ARGS_PATHS = {("model",), ("data",)}
+RUN_ORIGIN_PREFIX = "run "
 """Stands before what the run is called that a text came from."""
-SETTLE_MS = 700
+TYPING_DELAY_MS = 700
 """Half a line is no TOML, and half a number is none: so long nothing is said of it."""
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class DraftSnapshot:
     """A draft as it was."""
 
     text: str
@@ -52,12 +52,12 @@ class Snapshot:
 
 
 class Draft(QObject):
-    """`changed`: text, tables or problems are new, or it is time to tell them. `set_aside` brings the
+    """`changed`: text, tables or problems are new, or it is time to tell them. `text_discarded` brings the
     Snapshot of text that was no TOML and made way for the form.
     """
 
     changed = Signal()
-    set_aside = Signal(object)
+    text_discarded = Signal(object)
 
     def __init__(
         self,
@@ -65,16 +65,16 @@ class Draft(QObject):
         folder: Path,
         parent: QObject | None = None,
         *,
-        disk: IoThread | None = None,
-        num_chosen: Callable[[RunConfig], int | None] = attrgetter("known_count"),
+        io_thread: IoThread | None = None,
+        count_devices: Callable[[RunConfig], int | None] = attrgetter("known_count"),
     ) -> None:
-        """`num_chosen`: how many devices a configuration is for."""
+        """`count_devices`: how many devices a configuration is for."""
         super().__init__(parent)
-        self._disk = disk or IoThread(self)
-        self._num_chosen = num_chosen
-        self._kept = KeptFile(file, self._to_keep, self, disk=self._disk)
-        self._settling = QTimer(self, interval=SETTLE_MS, singleShot=True)
-        self._settling.timeout.connect(self.changed)
+        self._io_thread = io_thread or IoThread(self)
+        self._count_devices = count_devices
+        self._state_file = StateFile(file, self._make_state, self, io_thread=self._io_thread)
+        self._typing_timer = QTimer(self, interval=TYPING_DELAY_MS, singleShot=True)
+        self._typing_timer.timeout.connect(self.changed)
         self.text = self._toml_text = ""
         self.folder = folder
         self.stem = ""
@@ -86,11 +86,11 @@ class Draft(QObject):
         self.config: RunConfig | None = None
         self.plan_config: RunConfig | None = None
         """What can be planned: also where only the chosen strategy does not go together with the rest."""
-        self._named: RunConfig | None = None
+        self._last_config: RunConfig | None = None
         """The last one that there was of this text."""
         self.problems: list[Problem] = []
         self.is_restored = self.is_edited = self._restore()
-        self._validate_anew(self._toml_text)
+        self._validate_new_text(self._toml_text)
 
     # What it says
 
@@ -100,23 +100,23 @@ class Draft(QObject):
         return self.text == self._toml_text
 
     @property
-    def is_settling(self) -> bool:
+    def is_typing(self) -> bool:
         """Whether the text became wrong only now, half a word: what is told of problems may stay."""
-        return self._settling.isActive()
+        return self._typing_timer.isActive()
 
     @property
     def run_title(self) -> str:
         """What its run would be called; empty where nobody can tell yet."""
-        config = self._named
-        return "" if config is None else title_of(config, self._num_chosen(config))
+        config = self._last_config
+        return "" if config is None else title_of(config, self._count_devices(config))
 
     @property
     def title(self) -> str:
         """Its preset's name or its file's; of what came from a run, what the next one would be called."""
-        has_name = self.origin and not self.origin.startswith(FROM_RUN)
-        return self.origin if has_name else self.run_title or self.origin_in_words
+        has_name = self.origin and not self.origin.startswith(RUN_ORIGIN_PREFIX)
+        return self.origin if has_name else self.run_title or self.origin_text
 
-    def value(self, place: Place) -> Any:
+    def value(self, place: KeyPath) -> Any:
         """What the text says at a place, or None where it says nothing."""
         value: Any = self.tables
         for depth, key in enumerate(place):
@@ -128,9 +128,9 @@ class Draft(QObject):
         return value
 
     @property
-    def origin_in_words(self) -> str:
+    def origin_text(self) -> str:
         """`origin`, which is kept on the disk, as the window says it."""
-        run = self.origin.removeprefix(FROM_RUN)
+        run = self.origin.removeprefix(RUN_ORIGIN_PREFIX)
         return tr("run {run}", run=run) if run != self.origin else run
 
     # Changing it
@@ -145,16 +145,16 @@ class Draft(QObject):
             is_half = not self.is_toml or (is_typed and bool(self.problems))
             is_new = was_toml if not self.is_toml else was_right
             if not is_half:
-                self._settling.stop()
-            elif is_new or self.is_settling:
-                self._settling.start()
+                self._typing_timer.stop()
+            elif is_new or self.is_typing:
+                self._typing_timer.start()
             self._after_change()
 
-    def set_value(self, place: Place, value: Any, *, is_typed: bool = False) -> None:
+    def set_value(self, place: KeyPath, value: Any, *, is_typed: bool = False) -> None:
         """Write one option into the text; None takes it out."""
         self.set_values({place: value}, is_typed=is_typed)
 
-    def set_values(self, values: dict[Place, Any], *, is_typed: bool = False) -> None:
+    def set_values(self, values: dict[KeyPath, Any], *, is_typed: bool = False) -> None:
         """Write several options in one change."""
         document = tomlkit.parse(self._toml_text)
         for place, value in values.items():
@@ -164,7 +164,7 @@ class Draft(QObject):
     def apply_fix(self, changes: Mapping[str, Any]) -> None:
         """Make the changes that fix a problem."""
         settings = {tuple(dotted.split(".")): value for dotted, value in changes.items()}
-        for place in [place for place in settings if place[-1] == "use" and place[:-1] in CARDS]:
+        for place in [place for place in settings if place[-1] == "use" and place[:-1] in CATALOGS]:
             self.choose(place[:-1], settings.pop(place))
         if settings:
             self.set_values(settings)
@@ -173,16 +173,16 @@ class Draft(QObject):
         before = None if self.is_toml else self.snapshot()
         self.set_text(tomlkit.dumps(document), is_typed=is_typed)
         if before is not None:
-            self.set_aside.emit(before)
+            self.text_discarded.emit(before)
 
-    def choose(self, place: Place, use: str) -> None:
+    def choose(self, place: KeyPath, use: str) -> None:
         """Choose a card (("strategy",), "ddp"): options that the new card has keep their values, the others
         go. A person's own "module:factory" keeps them all. A mesh begins with sizes for the chosen devices.
         """
         document = tomlkit.parse(self._toml_text)
         write_value(document, (*place, "use"), use)
-        card = CARDS[place][1].get(use)
-        holder = (*place, "args") if place in _ARGS_PLACES else place
+        card = CATALOGS[place][1].get(use)
+        holder = (*place, "args") if place in _ARGS_PATHS else place
         given = self.value(holder)
         if card is not None and isinstance(given, dict):
             for key in given:
@@ -190,14 +190,14 @@ class Draft(QObject):
                 if not beside and key not in card.options.model_fields:
                     write_value(document, (*holder, key), None)
         if use == "hybrid" and place == ("strategy",):
-            for axis, size in mesh_sizes.usual_sizes(self._num_devices()).items():
+            for axis, size in mesh_sizes.default_mesh_sizes(self._num_devices()).items():
                 write_value(document, (*place, axis), size)
         self._set_document(document)
 
     def _num_devices(self) -> int:
         """How many devices are chosen; 1 where nobody knows or that cannot be read."""
-        if self._named is not None:
-            return self._num_chosen(self._named) or 1
+        if self._last_config is not None:
+            return self._count_devices(self._last_config) or 1
         chosen = self.value(("devices", "use"))
         try:
             return parse_devices(str(chosen)).known_count or 1
@@ -213,22 +213,22 @@ class Draft(QObject):
         self.text, self.folder, self.stem = text, folder, stem
         self.source, self.origin = source, origin
         self.is_edited = False
-        self._settling.stop()
-        self._validate_anew()
+        self._typing_timer.stop()
+        self._validate_new_text()
         self._after_change()
 
-    def snapshot(self) -> Snapshot:
-        """All of it, for `bring_back`."""
-        return Snapshot(self.text, self.folder, self.stem, self.source, self.origin)
+    def snapshot(self) -> DraftSnapshot:
+        """All of it, for `restore_snapshot`."""
+        return DraftSnapshot(self.text, self.folder, self.stem, self.source, self.origin)
 
-    def bring_back(self, before: Snapshot) -> None:
+    def restore_snapshot(self, before: DraftSnapshot) -> None:
         self.replace(
             before.text, folder=before.folder, stem=before.stem, source=before.source, origin=before.origin
         )
         self.is_edited = True
 
     def open_file(
-        self, path: Path, opened: Callable[[], object], failed: Callable[[OSError], object]
+        self, path: Path, on_opened: Callable[[], object], on_error: Callable[[OSError], object]
     ) -> None:
         """Start over from a .toml file; where it cannot be read the draft stays as it was."""
 
@@ -236,16 +236,16 @@ class Draft(QObject):
             text, folder = read
             self._saved_text = text
             self.replace(text, folder=folder, stem=path.stem, source=path, origin=path.name)
-            opened()
+            on_opened()
 
-        self._disk.do(lambda: (_read_text(path), path.resolve().parent), take, failed)
+        self._io_thread.submit(lambda: (_read_text(path), path.resolve().parent), take, on_error)
 
-    def save_as(self, path: Path, failed: Callable[[OSError], object] | None = None) -> None:
+    def save_as(self, path: Path, on_error: Callable[[OSError], object] | None = None) -> None:
         """Write the text to a .toml file, and make it the one that Save writes."""
         text = self.text
 
         def write() -> Path:
-            write_whole(path, text)
+            write_atomic(path, text)
             return path.resolve().parent
 
         def written(folder: Path) -> None:
@@ -256,7 +256,7 @@ class Draft(QObject):
             self._validate()
             self._after_change()
 
-        self._disk.do(write, written, failed)
+        self._io_thread.submit(write, written, on_error)
 
     @property
     def is_saved(self) -> bool:
@@ -266,10 +266,10 @@ class Draft(QObject):
     # Keeping it
 
     def close(self) -> None:
-        self._settling.stop()
-        self._kept.close()
+        self._typing_timer.stop()
+        self._state_file.close()
 
-    def _to_keep(self) -> dict[str, Any]:
+    def _make_state(self) -> dict[str, Any]:
         return {
             "text": self.text,
             "toml_text": self._toml_text,
@@ -281,7 +281,7 @@ class Draft(QObject):
 
     def _restore(self) -> bool:
         try:
-            kept = self._kept.read()
+            kept = self._state_file.read()
             self.text = str(kept["text"])
             self._toml_text = str(kept.get("toml_text", ""))
             self.folder, self.stem = Path(kept["folder"]), str(kept["stem"])
@@ -290,47 +290,49 @@ class Draft(QObject):
         except (KeyError, TypeError):
             return False
         if self.source is not None:
-            self._disk.do(partial(_read_text, self.source), self._found_source)
+            self._io_thread.submit(partial(_read_text, self.source), self._on_source_read)
         return True
 
-    def _found_source(self, text: str) -> None:
+    def _on_source_read(self, text: str) -> None:
         self._saved_text = text
         self.changed.emit()
 
     def _after_change(self) -> None:
-        self._kept.save_soon()
+        self._state_file.save_soon()
         self.changed.emit()
 
-    def _validate_anew(self, readable: str = "") -> None:
+    def _validate_new_text(self, readable: str = "") -> None:
         """Of a whole new text; where it is no TOML, `readable` is shown."""
         for text in ("", readable, self.text):
             self.text = text
             self._validate()
-        self._named = self.config
+        self._last_config = self.config
 
     def _validate(self) -> None:
         self.problems = []
         try:
             self.tables = tomllib.loads(self.text)
         except tomllib.TOMLDecodeError:
-            self.problems = self._problems_of(self.text)[1]
+            self.problems = self._find_problems(self.text)[1]
             return
         self._toml_text = self.text
-        self.config, self.problems = self._problems_of(self.text)
-        self.plan_config = self.config or self._problems_of(self.text, to_plan=True)[0]
-        self._named = self.config or self._named
+        self.config, self.problems = self._find_problems(self.text)
+        self.plan_config = self.config or self._find_problems(self.text, for_planning=True)[0]
+        self._last_config = self.config or self._last_config
 
-    def _problems_of(self, text: str, *, to_plan: bool = False) -> tuple[RunConfig | None, list[Problem]]:
+    def _find_problems(
+        self, text: str, *, for_planning: bool = False
+    ) -> tuple[RunConfig | None, list[Problem]]:
         where: dict[str, Any] = {"folder": self.folder, "stem": self.stem, "resolve": Path.absolute}
         try:
-            return from_text(text, to_plan=to_plan, **where), []
+            return from_text(text, to_plan=for_planning, **where), []
         except ConfigError as error:
-            return None, [in_words(problem) for problem in error.problems]
+            return None, [translate_problem(problem) for problem in error.problems]
 
 
 def _read_text(path: Path) -> str:
     """Raises OSError: the file cannot be read, or is no UTF-8 text."""
     try:
-        return read_bytes(path, LARGEST_TOML_BYTES).decode("utf-8")
+        return read_bytes(path, MAX_TOML_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         raise OSError(errno.EILSEQ, tr("it is not UTF-8 text"), str(path)) from None

@@ -22,14 +22,14 @@ from rankdeck.base import files
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.race import RUNNING, Race, RaceEntry, entry_run, read_race
 from rankdeck.run.row import last_step
-from rankdeck.rundir import RaceDir
+from rankdeck.run_dir import RaceDir
 from rankdeck_app.io_thread import IoThread
-from rankdeck_app.language import in_words
+from rankdeck_app.language import translate_problem
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan import full_options, relevant_tables
 from rankdeck_app.state.runs import Runs
 
-_MOST_READ = 200
+_MAX_RACES_READ = 200
 """Older races are no longer of what is configured now."""
 
 
@@ -41,20 +41,20 @@ class DraftRace(QObject):
     def __init__(self, draft: Draft, runs: Runs, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._draft, self._runs = draft, runs
-        self._wanted = False
-        self._asked: dict[Path, str | None] = {}
-        self._watch: RaceWatch | None = None
+        self._is_wanted = False
+        self._questions: dict[Path, str | None] = {}
+        self._monitor: RaceMonitor | None = None
         self._thread = IoThread(self, name="races", started=True)
-        draft.changed.connect(self._choose)
-        runs.changed.connect(self._choose)
+        draft.changed.connect(self._update_race)
+        runs.changed.connect(self._update_race)
 
     @property
     def path(self) -> Path | None:
-        return None if self._watch is None else self._watch.folder.path
+        return None if self._monitor is None else self._monitor.folder.path
 
     @property
     def race(self) -> Race | None:
-        return None if self._watch is None else self._watch.race
+        return None if self._monitor is None else self._monitor.race
 
     @property
     def is_running(self) -> bool:
@@ -66,76 +66,78 @@ class DraftRace(QObject):
         race = self.race
         return None if race is None or self.is_running else race.entry(race.verdicts.winner)
 
-    def entry_of(self, line: PlanLine) -> RaceEntry | None:
+    def find_entry(self, line: PlanLine) -> RaceEntry | None:
         """The entry that ran what a line of the plan is about."""
         if self.race is None or line.changes:
             return None
-        options = _as_json(full_options(line))
-        for entry in self.race.field:
+        options = _to_json(full_options(line))
+        for entry in self.race.unique_entries:
             same = entry.strategy == line.strategy
-            if same and _as_json(full_options(entry.predicted)) == options:
+            if same and _to_json(full_options(entry.predicted)) == options:
                 return entry
         return None
 
-    def want(self, wanted: bool) -> None:
+    def set_wanted(self, wanted: bool) -> None:
         """Somebody looks at the plan now, or no longer does."""
-        self._wanted = wanted
-        if self._watch is not None:
-            self._watch.watch(wanted)
-        self._choose()
+        self._is_wanted = wanted
+        if self._monitor is not None:
+            self._monitor.set_active(wanted)
+        self._update_race()
 
     def close(self) -> None:
-        self._thread.leave()
-        if self._watch is not None:
-            self._watch.close()
+        self._thread.abandon()
+        if self._monitor is not None:
+            self._monitor.close()
 
-    def _races(self) -> Iterator[Path]:
+    def _list_races(self) -> Iterator[Path]:
         """The newest first."""
         paths = (info.path for info in self._runs.infos if info.race is not None)
-        return islice(paths, _MOST_READ)
+        return islice(paths, _MAX_RACES_READ)
 
-    def _choose(self) -> None:
+    def _update_race(self) -> None:
         config = self._draft.config
-        if not self._wanted:
+        if not self._is_wanted:
             return
-        unread = [path for path in self._races() if path not in self._asked]
+        unread = [path for path in self._list_races() if path not in self._questions]
         if unread and not self._thread.is_busy:
-            self._thread.do(lambda: {path: _asked_by(RaceDir(path)) for path in unread}, self._read)
-        question = None if config is None else _question(tomllib.loads(config.to_toml()))
-        known = (path for path in self._races() if self._asked.get(path) is not None)
-        self._follow(next((path for path in known if self._asked[path] == question), None))
+            self._thread.submit(
+                lambda: {path: _read_question(RaceDir(path)) for path in unread}, self._on_questions_read
+            )
+        question = None if config is None else _make_question(tomllib.loads(config.to_toml()))
+        known = (path for path in self._list_races() if self._questions.get(path) is not None)
+        self._monitor_race(next((path for path in known if self._questions[path] == question), None))
 
-    def _read(self, asked: dict[Path, str | None]) -> None:
-        self._asked |= asked
-        self._choose()
+    def _on_questions_read(self, asked: dict[Path, str | None]) -> None:
+        self._questions |= asked
+        self._update_race()
 
-    def _follow(self, path: Path | None) -> None:
+    def _monitor_race(self, path: Path | None) -> None:
         if path == self.path:
             return
-        if self._watch is not None:
-            self._watch.close()
-            self._watch.deleteLater()
-        self._watch = None
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor.deleteLater()
+        self._monitor = None
         if path is not None:
-            self._watch = RaceWatch(path, self)
-            self._watch.changed.connect(self.changed)
-            self._watch.watch(self._wanted)
+            self._monitor = RaceMonitor(path, self)
+            self._monitor.changed.connect(self.changed)
+            self._monitor.set_active(self._is_wanted)
         self.changed.emit()
 
 
-def _asked_by(folder: RaceDir) -> str | None:
+def _read_question(folder: RaceDir) -> str | None:
     """What the race was asked; None where that cannot be read."""
     try:
-        return _question(files.read_toml(folder.asked))
+        return _make_question(files.read_toml(folder.request_file))
     except (OSError, ValueError):
         return None
 
 
-def _question(tables: dict[str, Any]) -> str:
-    return _as_json(relevant_tables(tables))
+def _make_question(tables: dict[str, Any]) -> str:
+    return _to_json(relevant_tables(tables))
 
 
-def _as_json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
@@ -144,11 +146,11 @@ def _as_json(value: Any) -> str:
 # race.json is written after each entry; how far the one that runs has come, its own files say. Both are
 # read by a thread.
 
-EVERY_MS = 500
+POLL_INTERVAL_MS = 500
 
 
 @dataclass(frozen=True)
-class RaceSeen:
+class RaceSnapshot:
     """What was read at one moment. `race` is None where its file cannot be read; `step` is how far the entry
     that runs has come."""
 
@@ -156,14 +158,14 @@ class RaceSeen:
     step: int = 0
 
 
-def look_at(folder: RaceDir) -> RaceSeen:
+def read_race_snapshot(folder: RaceDir) -> RaceSnapshot:
     """Read the folder. Raises OSError."""
     race = read_race(folder)
     running = next((entry for entry in race.entries if entry.state == RUNNING), None) if race else None
-    return RaceSeen(race, 0 if running is None else last_step(entry_run(folder, running)))
+    return RaceSnapshot(race, 0 if running is None else last_step(entry_run(folder, running)))
 
 
-class RaceWatch(QObject):
+class RaceMonitor(QObject):
     """`changed`: something new was read. Nothing is read before `watch(True)`, nor after the race is over."""
 
     changed = Signal()
@@ -171,44 +173,46 @@ class RaceWatch(QObject):
     def __init__(self, path: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.folder = RaceDir(path)
-        self.seen = RaceSeen()
-        self.was_read = False
+        self.snapshot = RaceSnapshot()
+        self.has_read = False
         self._thread = IoThread(self, name="race", started=True)
-        self._timer = QTimer(self, interval=EVERY_MS)
-        self._timer.timeout.connect(self.look)
+        self._timer = QTimer(self, interval=POLL_INTERVAL_MS)
+        self._timer.timeout.connect(self.poll)
 
     @property
     def race(self) -> Race | None:
-        return self.seen.race
+        return self.snapshot.race
 
     @property
     def is_over(self) -> bool:
-        return self.was_read and (self.race is None or self.race.outcome != RUNNING)
+        return self.has_read and (self.race is None or self.race.outcome != RUNNING)
 
-    def watch(self, wanted: bool) -> None:
+    def set_active(self, wanted: bool) -> None:
         """Follow the race, or leave it."""
         if not wanted:
             self._timer.stop()
         elif not self.is_over:
-            self.look()
+            self.poll()
             self._timer.start()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if not self._thread.is_busy:
-            self._thread.do(
-                partial(look_at, self.folder), self._found, lambda _error: self._found(RaceSeen())
+            self._thread.submit(
+                partial(read_race_snapshot, self.folder),
+                self._on_read,
+                lambda _error: self._on_read(RaceSnapshot()),
             )
 
     def close(self) -> None:
         self._timer.stop()
-        self._thread.leave()
+        self._thread.abandon()
 
-    def _found(self, seen: RaceSeen) -> None:
-        before = self.seen if self.was_read else None
-        self.seen, self.was_read = seen, True
+    def _on_read(self, seen: RaceSnapshot) -> None:
+        before = self.snapshot if self.has_read else None
+        self.snapshot, self.has_read = seen, True
         for entry in self.race.entries if self.race is not None else ():
-            entry.problem = None if entry.problem is None else in_words(entry.problem)
+            entry.problem = None if entry.problem is None else translate_problem(entry.problem)
         if self.is_over:
             self._timer.stop()
-        if self.seen != before:
+        if self.snapshot != before:
             self.changed.emit()

@@ -1,7 +1,7 @@
 """What a run that is over came to: the figures of its report, made by a thread once its last word was read.
 
 Its fold does not change any more then. Where it is resumed, or its prediction comes later, they are made
-anew. Read rankdeck/compare/reported.py before.
+anew. Read rankdeck/compare/run_report.py before.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from functools import partial
 
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck.compare.background import read_background
-from rankdeck.compare.figures import figures_of
-from rankdeck.compare.naming import RunAt
-from rankdeck.compare.reported import Reported, reported
-from rankdeck.run.fold import Fold
+from rankdeck.compare.run_metrics import build_compared_run
+from rankdeck.compare.run_ref import RunRef
+from rankdeck.compare.run_report import RunReport, build_report
+from rankdeck.compare.run_setup import read_run_setup
 from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.run_state import RunState
 from rankdeck_app.io_thread import IoThread
 from rankdeck_app.state.live_run import LiveRun
 
@@ -29,34 +29,34 @@ class EndedRun(QObject):
     def __init__(self, run: LiveRun, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._run = run
-        self.report: Reported | None = None
-        self._asked: object = None
+        self.report: RunReport | None = None
+        self._requested: object = None
         self._thread = IoThread(self, name="report", started=True)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Ask for the figures where there are others than those that are known."""
         run = self._run
         prediction = run.prediction
         asked = (run.outcome, run.step, prediction) if run.is_over and run.step is not None else None
-        if asked == self._asked:
+        if asked == self._requested:
             return
-        self._asked = asked
-        self._thread.drop()
+        self._requested = asked
+        self._thread.discard()
         if asked is None:
-            self._found(None)
+            self._on_report(None)
             return
-        at, fold, outcome = RunAt(run.run.path), run.fold, run.outcome or ""
-        work = partial(report_of, at, fold, outcome, prediction)
-        self._thread.do(work, self._found, lambda _error: self._found(None))
+        at, fold, outcome = RunRef(run.run_dir.path), run.state, run.outcome or ""
+        work = partial(make_report, at, fold, outcome, prediction)
+        self._thread.submit(work, self._on_report, lambda _error: self._on_report(None))
 
-    def _found(self, report: Reported | None) -> None:
+    def _on_report(self, report: RunReport | None) -> None:
         self.report = report
         self.changed.emit()
 
 
-def report_of(at: RunAt, fold: Fold, outcome: str, prediction: PlanLine | None) -> Reported:
+def make_report(at: RunRef, fold: RunState, outcome: str, prediction: PlanLine | None) -> RunReport:
     """As the page of a report has it. Raises OSError."""
-    background = read_background(at)
+    background = read_run_setup(at)
     if background.prediction is None:
         background = replace(background, prediction=prediction)
-    return reported(figures_of(at, fold, background, outcome), fold)
+    return build_report(build_compared_run(at, fold, background, outcome), fold)

@@ -24,15 +24,15 @@ from shiboken6 import isValid
 from rankdeck.base.errors import Problem
 from rankdeck.base.files import write_private
 from rankdeck.base.units import format_bytes
-from rankdeck.remote.ssh import is_here
+from rankdeck.remote.ssh import is_local_host
 from rankdeck_app.io_thread import IoThread
-from rankdeck_app.language import in_words, tr
-from rankdeck_app.state.problem_list import text_of
+from rankdeck_app.language import tr, translate_problem
+from rankdeck_app.state.problem_list import problem_text
 
 # How long the window's end waits for a launch that has begun, for a run would not start half-way; and for one
 # that is given up then, which ends what it started itself.
-CLOSING_WAIT_MS, _GIVING_UP_MS = 15_000, 2000
-NOT_SHOWN = "not-shown"
+CLOSE_TIMEOUT_MS, _CANCEL_TIMEOUT_MS = 15_000, 2000
+NOT_SHOWN_CODE = "not-shown"
 """Of a run that has begun all the same."""
 
 
@@ -55,18 +55,18 @@ def parse_problems(text: str) -> list[Problem]:
         try:
             items = json.loads(line)["problems"]
             known = [{key: value for key, value in item.items() if value is not None} for item in items]
-            return [in_words(msgspec.convert(item, Problem, strict=False)) for item in known]
+            return [translate_problem(msgspec.convert(item, Problem, strict=False)) for item in known]
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return []
 
 
-def refusal_of(out: str, err: str) -> str:
+def command_error_text(out: str, err: str) -> str:
     """Why a command (with --json) failed, in the window's words; else what it wrote, or ""."""
-    return "\n".join(map(text_of, parse_problems(out))) or err.strip()
+    return "\n".join(map(problem_text, parse_problems(out))) or err.strip()
 
 
-def saved_by(out: str) -> str:
+def checkpoint_saved_text(out: str) -> str:
     """What `checkpoint --json` saved."""
     saved = json.loads(out)
     size, seconds = format_bytes(saved["bytes"]), saved["seconds"]
@@ -76,11 +76,11 @@ def saved_by(out: str) -> str:
 
 class EngineCall(QObject):
     """One command of the engine, run to its end in a folder if that is there; `prepare` is what the disk has
-    to do before. `answered` brings exit code (minus the signal that ended it), stdout and stderr; what cannot
+    to do before. `finished` brings exit code (minus the signal that ended it), stdout and stderr; what cannot
     be started at all answers with -1 and the reason as stderr, in `refusal` too where it was the disk's.
     """
 
-    answered = Signal(int, str, str)
+    finished = Signal(int, str, str)
 
     def __init__(
         self,
@@ -89,20 +89,20 @@ class EngineCall(QObject):
         folder: Path,
         parent: QObject,
         *,
-        disk: IoThread,
+        io_thread: IoThread,
         prepare: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(parent)
         self.refusal = ""
         self._arguments, self._folder = list(arguments), folder
-        self._disk, self._prepare = disk, prepare
-        self._is_waiting = self._is_cancelled = False
+        self._io_thread, self._prepare = io_thread, prepare
+        self._is_preparing = self._is_cancelled = False
         self.process = QProcess(self)
         self.process.setProgram(python)
         self.process.setProcessEnvironment(engine_environment())
         self.process.setStandardInputFile(QProcess.nullDevice())
-        self.process.finished.connect(self._finished)
-        self.process.errorOccurred.connect(self._failed)
+        self.process.finished.connect(self._on_process_finished)
+        self.process.errorOccurred.connect(self._on_error)
 
     def start(self) -> None:
         prepare, folder = self._prepare, self._folder
@@ -111,37 +111,37 @@ class EngineCall(QObject):
             prepare()
             return folder.is_dir()
 
-        self._is_waiting = True
-        self._disk.do(ready, self._begin, self._refuse)
+        self._is_preparing = True
+        self._io_thread.submit(ready, self._start_process, self._on_prepare_failed)
 
-    def _begin(self, has_folder: bool) -> None:
+    def _start_process(self, has_folder: bool) -> None:
         if not isValid(self):
             return
-        self._is_waiting = False
+        self._is_preparing = False
         if self._is_cancelled:
-            self.answered.emit(-signal.SIGTERM, "", "")
+            self.finished.emit(-signal.SIGTERM, "", "")
             return
         there = ["-C", str(self._folder)] if has_folder else []
         self.process.setArguments(["-P", "-m", "rankdeck", *there, *self._arguments])
         self.process.start()
 
-    def _refuse(self, error: OSError) -> None:
+    def _on_prepare_failed(self, error: OSError) -> None:
         if isValid(self):
             self.refusal = str(error)
             # Later, as any answer: whoever asked listens by then.
-            QTimer.singleShot(0, self, self._tell_refusal)
+            QTimer.singleShot(0, self, self._emit_refusal)
 
-    def _tell_refusal(self) -> None:
-        self._is_waiting = False
-        self.answered.emit(-1, "", self.refusal)
+    def _emit_refusal(self) -> None:
+        self._is_preparing = False
+        self.finished.emit(-1, "", self.refusal)
 
     def cancel(self) -> None:
-        """`answered` follows."""
+        """`finished` follows."""
         self._is_cancelled = True
         self.process.terminate()
 
     def kill(self) -> None:
-        """`answered` follows."""
+        """`finished` follows."""
         self._is_cancelled = True
         self.process.kill()
 
@@ -152,14 +152,14 @@ class EngineCall(QObject):
 
     @property
     def is_running(self) -> bool:
-        return self._is_waiting or self.process.state() != QProcess.ProcessState.NotRunning
+        return self._is_preparing or self.process.state() != QProcess.ProcessState.NotRunning
 
     def wait(self, timeout_ms: int) -> bool:
-        if self._is_waiting:
-            self._disk.settle(timeout_ms / 1000)
+        if self._is_preparing:
+            self._io_thread.wait_for_done(timeout_ms / 1000)
         return not self.is_running or self.process.waitForFinished(timeout_ms)
 
-    def end(self) -> None:
+    def abort(self) -> None:
         """Stop it now, without an answer."""
         self.blockSignals(True)
         self._is_cancelled = True
@@ -167,34 +167,37 @@ class EngineCall(QObject):
             self.process.kill()
             self.process.waitForFinished(2000)
 
-    def _finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
+    def _on_process_finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
         out = bytes(self.process.readAllStandardOutput().data()).decode("utf-8", "replace")
         err = bytes(self.process.readAllStandardError().data()).decode("utf-8", "replace")
-        self.answered.emit(exit_code if status == QProcess.ExitStatus.NormalExit else -exit_code, out, err)
+        self.finished.emit(exit_code if status == QProcess.ExitStatus.NormalExit else -exit_code, out, err)
 
-    def _failed(self, error: QProcess.ProcessError) -> None:
+    def _on_error(self, error: QProcess.ProcessError) -> None:
         if error == QProcess.ProcessError.FailedToStart:
-            self.answered.emit(-1, "", f"{self.process.program()}: {self.process.errorString()}")
+            self.finished.emit(-1, "", f"{self.process.program()}: {self.process.errorString()}")
 
 
-class Stream(EngineCall):
-    """A command that goes on: `lines` brings what it wrote, whole lines at a time, before it answers."""
+class EngineStream(EngineCall):
+    """A command that goes on: `lines_received` brings what it wrote, whole lines at a time, before it
+    answers."""
 
-    lines = Signal(list)
-    _rest = b""
+    lines_received = Signal(list)
+    _partial_line = b""
 
     def start(self) -> None:
-        self.process.readyReadStandardOutput.connect(self._read)
+        self.process.readyReadStandardOutput.connect(self._read_lines)
         super().start()
 
-    def _read(self) -> None:
-        *lines, self._rest = (self._rest + bytes(self.process.readAllStandardOutput().data())).split(b"\n")
+    def _read_lines(self) -> None:
+        *lines, self._partial_line = (
+            self._partial_line + bytes(self.process.readAllStandardOutput().data())
+        ).split(b"\n")
         if lines:
-            self.lines.emit(lines)
+            self.lines_received.emit(lines)
 
-    def _finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
-        self._read()
-        super()._finished(exit_code, status)
+    def _on_process_finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
+        self._read_lines()
+        super()._on_process_finished(exit_code, status)
 
 
 class Launch(QObject):
@@ -212,34 +215,34 @@ class Launch(QObject):
         parent: QObject,
         doing: str = "",
         *,
-        bring: Callable[[str, str], EngineCall] | None = None,
+        copy_run: Callable[[str, str], EngineCall] | None = None,
     ) -> None:
         super().__init__(parent)
         self.name = name
-        self._bring = bring
-        self.doing = doing or tr("The engine reads the configuration and makes the run's folder")
+        self._copy_run = copy_run
+        self.progress_text = doing or tr("The engine reads the configuration and makes the run's folder")
         self.call = call
-        self._cancelled = False
+        self._is_cancelled = False
         call.setParent(self)
-        call.answered.connect(self._answered)
+        call.finished.connect(self._on_finished)
 
     def cancel(self) -> None:
         """Give up while the engine is still starting; a run that has begun is stopped, not cancelled."""
-        self._cancelled = True
+        self._is_cancelled = True
         self.call.cancel()
 
-    def _answered(self, exit_code: int, out: str, err: str) -> None:
-        began = _begun(out)
+    def _on_finished(self, exit_code: int, out: str, err: str) -> None:
+        began = _parse_started_run(out)
         if began is None:
-            self.refused.emit(self._problems_of(exit_code, out, err))
-        elif self._bring is not None and began.host and not is_here(began.host):
-            self._bring(began.host, began.path).answered.connect(partial(self._brought, began))
+            self.refused.emit(self._find_problems(exit_code, out, err))
+        elif self._copy_run is not None and began.host and not is_local_host(began.host):
+            self._copy_run(began.host, began.path).finished.connect(partial(self._on_copied, began))
         else:
             self.arrived.emit(Path(began.path))
 
-    def _brought(self, began: _Begun, exit_code: int, out: str, err: str) -> None:
+    def _on_copied(self, began: _StartedRun, exit_code: int, out: str, err: str) -> None:
         """What goes on there has begun, whether it can be shown here or not."""
-        copy = _begun(out)
+        copy = _parse_started_run(out)
         if copy is not None:
             self.arrived.emit(Path(copy.path))
             return
@@ -247,10 +250,10 @@ class Launch(QObject):
         why = problems[0].message if problems else err.strip() or str(exit_code)
         text = tr("{name} runs on {host}, and cannot be shown: {why}", name=self.name, host=host, why=why)
         advice = tr("See it in a terminal: rankdeck --host {host} watch {run}", host=host, run=began.run)
-        self.refused.emit([Problem(NOT_SHOWN, text, advice=advice)])
+        self.refused.emit([Problem(NOT_SHOWN_CODE, text, advice=advice)])
 
-    def _problems_of(self, exit_code: int, out: str, err: str) -> list[Problem]:
-        if self._cancelled:
+    def _find_problems(self, exit_code: int, out: str, err: str) -> list[Problem]:
+        if self._is_cancelled:
             text = tr("{name} was cancelled before it began.", name=self.name)
             return [Problem("cancelled", text, severity="info")]
         if self.call.refusal:
@@ -265,7 +268,7 @@ class Launch(QObject):
         return [Problem("engine", text, advice=advice)]
 
 
-class _Begun(msgspec.Struct):
+class _StartedRun(msgspec.Struct):
     """What the engine says of a run; `host` is the one that has it, in a run of several."""
 
     run: str
@@ -273,10 +276,10 @@ class _Begun(msgspec.Struct):
     host: str = ""
 
 
-def _begun(out: str) -> _Begun | None:
+def _parse_started_run(out: str) -> _StartedRun | None:
     for line in reversed(out.splitlines()):
         try:
-            return msgspec.json.decode(line, type=_Begun)
+            return msgspec.json.decode(line, type=_StartedRun)
         except msgspec.MsgspecError:
             continue
     return None
@@ -286,38 +289,38 @@ class Engine(QObject):
     """Starts launches and stops. `python` is read anew each time: a changed setting counts at once."""
 
     def __init__(
-        self, launch_folder: Path, parent: QObject | None = None, *, disk: IoThread | None = None
+        self, launch_folder: Path, parent: QObject | None = None, *, io_thread: IoThread | None = None
     ) -> None:
         super().__init__(parent)
         self.python = sys.executable
-        self.disk = disk or IoThread(self)
+        self.io_thread = io_thread or IoThread(self)
         self._launch_folder = launch_folder
-        self._count = 0
+        self._num_config_files = 0
         self._launches: list[Launch] = []
         self._calls: list[EngineCall] = []
 
     def launch(self, name: str, config_toml: str, *, runs: Path | None, workspace: Path) -> Launch:
         """Begin a run of the configuration; several may begin at once. `runs` None: where the host that has
         it keeps its runs."""
-        call = self._read_by("train", config_toml, runs, workspace)
-        return self._begin(Launch(name, call, self, bring=self._bring))
+        call = self._call_with_config("train", config_toml, runs, workspace)
+        return self._start_launch(Launch(name, call, self, copy_run=self._copy_run))
 
-    def _bring(self, host: str, run: str) -> EngineCall:
-        return self.ask(["--host", host, "copy", run, "--json"])
+    def _copy_run(self, host: str, run: str) -> EngineCall:
+        return self.call(["--host", host, "copy", run, "--json"])
 
     def race(
         self, name: str, config_toml: str, *, runs: Path, workspace: Path, options: Sequence[str] = ()
     ) -> Launch:
         """Begin a race of what fits; it arrives once it is planned."""
         doing = tr("The planner finds out which strategies fit")
-        call = self._read_by("race", config_toml, runs, workspace, *options)
-        return self._begin(Launch(name, call, self, doing))
+        call = self._call_with_config("race", config_toml, runs, workspace, *options)
+        return self._start_launch(Launch(name, call, self, doing))
 
-    def _read_by(
+    def _call_with_config(
         self, command: str, config_toml: str, runs: Path | None, workspace: Path, *options: str
     ) -> EngineCall:
         """A command that begins with the configuration, which is gone when it has answered."""
-        file = self.config_file()
+        file = self.new_config_path()
 
         def prepare() -> None:
             workspace.mkdir(parents=True, exist_ok=True)
@@ -325,70 +328,70 @@ class Engine(QObject):
 
         there = [] if runs is None else ["--runs", str(runs)]
         arguments = [command, str(file), *there, *options, "--detach", "--json"]
-        call = EngineCall(self.python, arguments, workspace, self, disk=self.disk, prepare=prepare)
-        call.answered.connect(lambda *_: self.remove(file))
+        call = EngineCall(self.python, arguments, workspace, self, io_thread=self.io_thread, prepare=prepare)
+        call.finished.connect(lambda *_: self.remove_file(file))
         return call
 
-    def config_file(self) -> Path:
+    def new_config_path(self) -> Path:
         """Where to write a configuration that a command is to read; whoever asks removes it."""
-        self._count += 1
-        return self._launch_folder / f"{os.getpid()}-{self._count}.toml"
+        self._num_config_files += 1
+        return self._launch_folder / f"{os.getpid()}-{self._num_config_files}.toml"
 
-    def remove(self, file: Path) -> None:
-        self.disk.do(partial(file.unlink, missing_ok=True))
+    def remove_file(self, file: Path) -> None:
+        self.io_thread.submit(partial(file.unlink, missing_ok=True))
 
     def run_script(self, name: str, arguments: Sequence[str], *, workspace: Path) -> Launch:
         """Begin a run of a person's own script in the workspace: `rankdeck run` with these arguments."""
         prepare = partial(workspace.mkdir, parents=True, exist_ok=True)
-        call = EngineCall(self.python, arguments, workspace, self, disk=self.disk, prepare=prepare)
-        return self._begin(Launch(name, call, self))
+        call = EngineCall(self.python, arguments, workspace, self, io_thread=self.io_thread, prepare=prepare)
+        return self._start_launch(Launch(name, call, self))
 
     def resume(self, name: str, run: Path, *, workspace: Path, options: Sequence[str] = ()) -> Launch:
         """Begin the next attempt of a run that is over; of a script, the same again as a new run. `options`
         of the command change its configuration. Whoever calls this has asked whether its code is trusted."""
         arguments = ["resume", str(run), *options, "--trust", "--detach", "--json"]
-        call = EngineCall(self.python, arguments, workspace, self, disk=self.disk)
-        return self._begin(Launch(name, call, self, bring=self._bring))
+        call = EngineCall(self.python, arguments, workspace, self, io_thread=self.io_thread)
+        return self._start_launch(Launch(name, call, self, copy_run=self._copy_run))
 
-    def _begin(self, launch: Launch) -> Launch:
+    def _start_launch(self, launch: Launch) -> Launch:
         self._launches.append(launch)
-        launch.call.answered.connect(lambda *_: self._forget(launch))
+        launch.call.finished.connect(lambda *_: self._remove_launch(launch))
         launch.call.start()
         return launch
 
     def checkpoint(self, run: Path) -> EngineCall:
         """Save a running run now; the answer comes when it is saved."""
-        return self.ask(["checkpoint", str(run), "--json"])
+        return self.call(["checkpoint", str(run), "--json"])
 
     def stop(self, run: Path, *, now: bool = False) -> EngineCall:
         """Ask a run to end: in order, or at once with `now`."""
-        return self.ask(["stop", str(run), "--json", *(["--now"] if now else [])])
+        return self.call(["stop", str(run), "--json", *(["--now"] if now else [])])
 
-    def ask(self, arguments: Sequence[str], folder: Path | None = None) -> EngineCall:
+    def call(self, arguments: Sequence[str], folder: Path | None = None) -> EngineCall:
         """Any other command; the answer comes through `EngineCall.answered`."""
-        call = EngineCall(self.python, arguments, folder or Path.cwd(), self, disk=self.disk)
+        call = EngineCall(self.python, arguments, folder or Path.cwd(), self, io_thread=self.io_thread)
         self._calls.append(call)
-        call.answered.connect(lambda *_: self._calls.remove(call))
-        call.answered.connect(call.deleteLater)
+        call.finished.connect(lambda *_: self._calls.remove(call))
+        call.finished.connect(call.deleteLater)
         call.start()
         return call
 
-    def follow(self, arguments: Sequence[str]) -> Stream:
+    def stream(self, arguments: Sequence[str]) -> EngineStream:
         """A command that goes on until its reader closes it; whoever asks owns it."""
-        stream = Stream(self.python, arguments, Path.cwd(), self, disk=self.disk)
+        stream = EngineStream(self.python, arguments, Path.cwd(), self, io_thread=self.io_thread)
         stream.start()
         return stream
 
     def close(self) -> None:
         """Let launches that have begun reach their guard, and end the rest."""
         for launch in list(self._launches):
-            if not launch.call.wait(CLOSING_WAIT_MS):
+            if not launch.call.wait(CLOSE_TIMEOUT_MS):
                 launch.cancel()
-                launch.call.wait(_GIVING_UP_MS)
+                launch.call.wait(_CANCEL_TIMEOUT_MS)
         for call in list(self._calls):
-            call.end()
+            call.abort()
         self._calls.clear()
 
-    def _forget(self, launch: Launch) -> None:
+    def _remove_launch(self, launch: Launch) -> None:
         if launch in self._launches:
             self._launches.remove(launch)

@@ -15,23 +15,23 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import RunConfig
-from rankdeck.diagnose.fixes import Changes, fix_name, with_changes
-from rankdeck.diagnose.out_of_memory import RanOut, ran_out
-from rankdeck.run.batch import Changed
+from rankdeck.diagnose.fixes import Changes, apply_changes, changes_label
+from rankdeck.diagnose.out_of_memory import OutOfMemoryReport, find_out_of_memory
+from rankdeck.run.batch import RunChange
 from rankdeck.run.plan_lines import PlanLine
-from rankdeck_app.language import in_words, tr
-from rankdeck_app.state.plan_process import Asker, Planner
-from rankdeck_app.state.plan_words import FixPlan, reason_text
+from rankdeck_app.language import tr, translate_problem
+from rankdeck_app.state.plan_process import Planner, PlannerClient
+from rankdeck_app.state.plan_text import FixPlan, reason_text
 
 if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
 
-_TELLING = Changed.STATE | Changed.PROBLEMS | Changed.MEMORY
-REST_MS = 250
+_RELEVANT_CHANGES = RunChange.STATE | RunChange.PROBLEMS | RunChange.MEMORY
+HOVER_DELAY_MS = 250
 """So long a pointer rests before a plan is asked for: it may only be on its way."""
 
 
-class FixPlans(Asker):
+class FixPlans(PlannerClient):
     """`show` and `hide` change what one LiveRun shows."""
 
     def __init__(self, planner: Planner, parent: QObject | None = None) -> None:
@@ -39,87 +39,91 @@ class FixPlans(Asker):
         self._planner = planner
         self._run: LiveRun | None = None
         self._changes: Changes = {}
-        self._known: dict[str, FixPlan] = {}
-        self._rest = QTimer(self, interval=REST_MS, singleShot=True)
-        self._rest.timeout.connect(self._look)
+        self._cache: dict[str, FixPlan] = {}
+        self._hover_timer = QTimer(self, interval=HOVER_DELAY_MS, singleShot=True)
+        self._hover_timer.timeout.connect(self._start_plan)
 
     def show(self, run: LiveRun, changes: Changes) -> None:
         """A fix of a run is looked at."""
         if self._run is not run:
             self.hide()
         self._run, self._changes = run, changes
-        self._rest.start()
+        self._hover_timer.start()
 
     def hide(self) -> None:
         """No fix is looked at any more."""
-        self._rest.stop()
+        self._hover_timer.stop()
         run, self._run = self._run, None
         if run is not None:
-            run.show_fix_plan(None)
+            run.set_fix_plan(None)
 
-    def forget(self, run: LiveRun) -> None:
+    def remove_run(self, run: LiveRun) -> None:
         """The run is closed."""
         if self._run is run:
-            self._rest.stop()
+            self._hover_timer.stop()
             self._run = None
 
     def close(self) -> None:
-        self._rest.stop()
+        self._hover_timer.stop()
         self._run = None
-        self._end_processes()
+        self._abort_processes()
 
-    def _look(self) -> None:
+    def _start_plan(self) -> None:
         run = self._run
         if run is None or run.config is None:
             return
-        plan = FixPlan(fix_name(self._changes))
+        plan = FixPlan(changes_label(self._changes))
         try:
-            config = with_changes(run.config, self._changes)
+            config = apply_changes(run.config, self._changes)
         except ConfigError as error:
-            run.show_fix_plan(replace(plan, why_not=in_words(error.problem).message))
+            run.set_fix_plan(replace(plan, failure=translate_problem(error.problem).message))
             return
-        ask = partial(self._plan, run, plan, config)
-        self._planner.look_at_trust(config, ask, key=self, run=run.run.path)
+        ask = partial(self._on_trust_checked, run, plan, config)
+        self._planner.check_trust(config, ask, key=self, run=run.run_dir.path)
 
-    def _plan(self, run: LiveRun, plan: FixPlan, config: RunConfig, needs_trust: bool) -> None:
+    def _on_trust_checked(self, run: LiveRun, plan: FixPlan, config: RunConfig, needs_trust: bool) -> None:
         if run is not self._run:
             return
-        key = f"{_devices(run)}\n{config.to_toml()}"
+        key = f"{_devices_option(run)}\n{config.to_toml()}"
         if needs_trust:
-            run.show_fix_plan(replace(plan, why_not=tr("its code is not trusted")))
-        elif key in self._known:
-            run.show_fix_plan(self._known[key])
+            run.set_fix_plan(replace(plan, failure=tr("its code is not trusted")))
+        elif key in self._cache:
+            run.set_fix_plan(self._cache[key])
         else:
-            run.show_fix_plan(plan)
-            self._ask(config, key, plan)
+            run.set_fix_plan(plan)
+            self._request_plan(config, key, plan)
 
-    def _ask(self, config: RunConfig, key: str, plan: FixPlan) -> None:
+    def _request_plan(self, config: RunConfig, key: str, plan: FixPlan) -> None:
         assert self._run is not None
-        self._drop_process()
-        process = self._process = self._planner.ask(config, config.strategy.use, _devices(self._run), self)
-        process.line_came.connect(lambda line: self._take(key, plan, line))
-        process.ended.connect(lambda reason: self._ended(key, plan, reason))
+        self._stop_process()
+        process = self._process = self._planner.plan(
+            config, config.strategy.use, _devices_option(self._run), self
+        )
+        process.line_received.connect(lambda line: self._on_line(key, plan, line))
+        process.ended.connect(lambda reason: self._on_ended(key, plan, reason))
         process.start()
 
-    def _take(self, key: str, plan: FixPlan, line: PlanLine) -> None:
+    def _on_line(self, key: str, plan: FixPlan, line: PlanLine) -> None:
         """The changed configuration's own row; the others are other options of its strategy."""
-        if line.configured and not line.changes and key not in self._known:
+        if line.configured and not line.changes and key not in self._cache:
             why_not = "" if line.devices else reason_text(line) or tr("the planner does not know")
-            self._tell(key, replace(plan, line=line if line.devices else None, why_not=why_not))
+            self._show_plan(key, replace(plan, line=line if line.devices else None, failure=why_not))
 
-    def _ended(self, key: str, plan: FixPlan, reason: str) -> None:
+    def _on_ended(self, key: str, plan: FixPlan, reason: str) -> None:
         self._process = None
-        if key not in self._known:
-            self._tell(key, replace(plan, why_not=reason or tr("the planner does not know")), keep=False)
+        if key not in self._cache:
+            self._show_plan(
+                key, replace(plan, failure=reason or tr("the planner does not know")), is_cached=False
+            )
 
-    def _tell(self, key: str, plan: FixPlan, *, keep: bool = True) -> None:
-        if keep:
-            self._known[key] = plan
-        if self._run is not None and fix_name(self._changes) == plan.text:
-            self._run.show_fix_plan(plan)
+    def _show_plan(self, key: str, plan: FixPlan, *, is_cached: bool = True) -> None:
+        if is_cached:
+            self._cache[key] = plan
+        if self._run is not None and changes_label(self._changes) == plan.text:
+            self._run.set_fix_plan(plan)
 
 
-def _devices(run: LiveRun) -> str | None:
+def _devices_option(run: LiveRun) -> str | None:
     """The run's own, as the planner is told: what it would take by itself may be others by now."""
     uuids = [device.uuid for device in run.devices if device.uuid]
     if run.has_gpus:
@@ -133,65 +137,67 @@ def _devices(run: LiveRun) -> str | None:
 # what it finds in the run's directory.
 
 
-class MemoryWhy(Asker):
-    """`changed`: the facts, the fixes or `state` (what the planner does now, or why it does not) are new."""
+class OutOfMemoryAnalysis(PlannerClient):
+    """`changed`: the facts, the fixes or `status` (what the planner does now, or why it does not) are new."""
 
     changed = Signal()
 
     def __init__(self, run: LiveRun, planner: Planner, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.run = run
-        self.ran_out: RanOut | None = None
-        self.state = ""
+        self.report: OutOfMemoryReport | None = None
+        self.status = ""
         self._planner = planner
         self._lines: list[PlanLine] = []
-        self._is_stale, self._was_asked = True, False
-        run.changed.connect(self._note)
+        self._is_stale, self._has_asked = True, False
+        run.changed.connect(self._mark_stale)
 
-    def _note(self, changed: Changed) -> None:
-        self._is_stale = self._is_stale or bool(changed & _TELLING)
+    def _mark_stale(self, changed: RunChange) -> None:
+        self._is_stale = self._is_stale or bool(changed & _RELEVANT_CHANGES)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Take what is new; the planner is asked once it is known that memory ran out."""
         self.run.drain()
         if not self._is_stale or self.run.outcome is None:
             return
         self._is_stale = False
         capacity = None if self.run.config is None else self.run.config.capacity_bytes
-        self.ran_out = ran_out(self.run.fold, capacity)
-        if self.ran_out is not None and not self._was_asked and self.run.config is not None:
-            self.state = tr("Looking for ways out: every strategy is planned…")
-            self._planner.look_at_trust(self.run.config, self._ask, key=self, run=self.run.run.path)
-        self._tell()
+        self.report = find_out_of_memory(self.run.state, capacity)
+        if self.report is not None and not self._has_asked and self.run.config is not None:
+            self.status = tr("Looking for ways out: every strategy is planned…")
+            self._planner.check_trust(
+                self.run.config, self._request_fixes, key=self, run=self.run.run_dir.path
+            )
+        self._emit_changed()
 
-    def _ask(self, needs_trust: bool) -> None:
+    def _request_fixes(self, needs_trust: bool) -> None:
         """Ask the planner, unless that would run code that nobody trusts."""
-        if self._was_asked:
+        if self._has_asked:
             return
         if needs_trust:
-            self.state = tr("Ways out are planned once the run's own code is trusted: Resume asks for it.")
-            self._tell()
+            self.status = tr("Ways out are planned once the run's own code is trusted: Resume asks for it.")
+            self._emit_changed()
             return
-        self._was_asked = True
-        self._process = self._planner.fixes(self.run.run.path, self)
-        self._process.line_came.connect(self._take)
-        self._process.ended.connect(self._ended)
+        self._has_asked = True
+        self._process = self._planner.plan_fixes(self.run.run_dir.path, self)
+        self._process.line_received.connect(self._on_line)
+        self._process.ended.connect(self._on_ended)
         self._process.start()
 
     def close(self) -> None:
-        self._was_asked = True
-        self._end_processes()
+        self._has_asked = True
+        self._abort_processes()
 
-    def _take(self, line: PlanLine) -> None:
+    def _on_line(self, line: PlanLine) -> None:
         self._lines.append(line)
-        self._tell()
+        self._emit_changed()
 
-    def _ended(self, reason: str) -> None:
+    def _on_ended(self, reason: str) -> None:
         self._process = None
-        self.state = reason
-        self._tell()
+        self.status = reason
+        self._emit_changed()
 
-    def _tell(self) -> None:
-        if self.ran_out is not None and self._lines:
-            self.ran_out = self.ran_out.with_fixes(self._lines)
+    def _emit_changed(self) -> None:
+        if self.report is not None and self._lines:
+            self.report = self.report.with_fixes(self._lines)
         self.changed.emit()

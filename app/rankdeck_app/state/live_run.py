@@ -1,8 +1,8 @@
 """A run as the app sees it: what its directory says so far, brought up to date a few milliseconds at a time.
 
 A reader thread (run_tail.py) follows the event files; `drain` puts what it has read into the engine's fold
-(rankdeck.run.fold), on the UI's thread and within a budget, and says what changed. Reading always begins at
-the start of the files, so a restarted app sees every event once. What is not known is None.
+(rankdeck.run.run_state), on the UI's thread and within a budget, and says what changed. Reading always begins
+at the start of the files, so a restarted app sees every event once. What is not known is None.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
 from rankdeck.config.script import ScriptConfig
-from rankdeck.run.batch import Changed
-from rankdeck.run.devices import DeviceFigures
-from rankdeck.run.fold import Fold
+from rankdeck.run.batch import RunChange
+from rankdeck.run.devices import DeviceState
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.problems import reading_problems
-from rankdeck.rundir import End, RunDir
-from rankdeck_app.state.heard import OLD_S, Heard
-from rankdeck_app.state.plan_words import FixPlan
-from rankdeck_app.state.run_answers import RunAnswers, rows_of
-from rankdeck_app.state.run_tail import Passed, RunTail
+from rankdeck.run.run_state import RunState
+from rankdeck.run_dir import ExitRecord, RunDir
+from rankdeck_app.state.host_liveness import SILENT_AFTER_S, HostLiveness
+from rankdeck_app.state.plan_text import FixPlan
+from rankdeck_app.state.run_tail import RunTail, TailUpdate
+from rankdeck_app.state.run_view import RunView, select_charted_devices
 from rankdeck_app.state.time_machine import TimeMachine
 
 if TYPE_CHECKING:
-    from rankdeck_app.state.copying import Copying
+    from rankdeck_app.state.run_copier import RunCopier
 
 
-class LiveRun(QObject, RunAnswers):
+class LiveRun(QObject, RunView):
     """One run directory, followed until `close`. Nothing is read before `start`."""
 
     changed = Signal(object)
@@ -43,130 +43,130 @@ class LiveRun(QObject, RunAnswers):
 
     def __init__(self, path: Path, parent: QObject | None = None, *, title: str = "") -> None:
         super().__init__(parent)
-        self.run = RunDir(path)
-        self.fold = Fold()
+        self.run_dir = RunDir(path)
+        self.state = RunState()
         self.config: RunConfig | None = None
         self.script: ScriptConfig | None = None
         self._title = title
-        self._is_asked_to_stop = False
+        self._is_stop_requested = False
         self.outcome: str | None = None
-        self.end: End | None = None
+        self.exit_record: ExitRecord | None = None
         self.prediction: PlanLine | None = None
         self.fix_plan: FixPlan | None = None
-        self.devices: list[DeviceFigures] = []
-        self.rows: list[DeviceFigures] = []
+        self.devices: list[DeviceState] = []
+        self.charted_devices: list[DeviceState] = []
         self._num_raised = 0
-        self._told_still_s: int | None = None
-        self._own_problems: list[Problem] = []
-        self._tail = RunTail(self.run)
-        self.copying: Copying | None = None
-        self._heard = Heard()
-        self.time = TimeMachine(self, self)
+        self._last_hang_s: int | None = None
+        self._reader_problems: list[Problem] = []
+        self._tail = RunTail(self.run_dir)
+        self.copier: RunCopier | None = None
+        self._host_liveness = HostLiveness()
+        self.time_machine = TimeMachine(self, self)
 
     @property
     def now(self) -> float:
         return time.time()
 
     @property
-    def shown(self) -> RunAnswers:
+    def viewed(self) -> RunView:
         """The run at the moment that somebody looks at: this one, or its past."""
-        return self.time.past or self
+        return self.time_machine.past_run or self
 
     def start(self) -> None:
         self._tail.start()
 
     def close(self) -> None:
         """Ends the reader threads. What was read stays."""
-        self.time.close()
+        self.time_machine.close()
         self._tail.stop()
-        if self.copying is not None:
-            self.copying.close()
+        if self.copier is not None:
+            self.copier.close()
 
-    def predict(self, line: PlanLine) -> None:
+    def set_prediction(self, line: PlanLine) -> None:
         """What the planner said of this run; it stands beside what is measured."""
         self.prediction = line
-        self.changed.emit(Changed.MEMORY | Changed.STATE)
+        self.changed.emit(RunChange.MEMORY | RunChange.STATE)
 
-    def show_fix_plan(self, plan: FixPlan | None) -> None:
+    def set_fix_plan(self, plan: FixPlan | None) -> None:
         """Show what a fix would make of its memory beside what is measured, until None takes it away."""
         if plan != self.fix_plan:
             self.fix_plan = plan
-            self.changed.emit(Changed.MEMORY)
+            self.changed.emit(RunChange.MEMORY)
 
-    def expect_stop(self) -> None:
+    def mark_stopping(self) -> None:
         """It is being asked to stop: said at once, before it answers."""
-        self._is_asked_to_stop = True
-        self.changed.emit(Changed.STATE)
+        self._is_stop_requested = True
+        self.changed.emit(RunChange.STATE)
 
-    def expect_no_stop(self) -> None:
+    def clear_stopping(self) -> None:
         """It could not be asked."""
-        self._is_asked_to_stop = False
-        self.changed.emit(Changed.STATE)
+        self._is_stop_requested = False
+        self.changed.emit(RunChange.STATE)
 
     @property
-    def has_more(self) -> bool:
+    def has_unread(self) -> bool:
         """Whether the reader has something that `drain` has not taken yet."""
-        return bool(self._tail.batches)
+        return bool(self._tail.updates)
 
-    def drain(self, budget_s: float = 0.004) -> Changed:
+    def drain(self, budget_s: float = 0.004) -> RunChange:
         """Takes what the reader has, until the budget is spent; says what changed.
 
         A batch is never split: one of a live run costs half a millisecond, one of a million events that are
         read for the first time a few.
         """
         until = time.perf_counter() + budget_s
-        changed = Changed.NOTHING
-        while self._tail.batches:
-            changed |= self._take(self._tail.batches.popleft())
+        changed = RunChange.NOTHING
+        while self._tail.updates:
+            changed |= self._apply(self._tail.updates.popleft())
             if time.perf_counter() >= until:
                 break
-        if changed & (Changed.STATE | Changed.MEMORY | Changed.READINGS):
-            self.devices = [device for device in self.fold.devices.values() if device.info is not None]
-            self.rows = rows_of(self.devices)
-            self._heard.take(self.devices)
-        if (silent := self._silent()) != self.silent_hosts:
+        if changed & (RunChange.STATE | RunChange.MEMORY | RunChange.READINGS):
+            self.devices = [device for device in self.state.devices.values() if device.info is not None]
+            self.charted_devices = select_charted_devices(self.devices)
+            self._host_liveness.update(self.devices)
+        if (silent := self._find_silent_hosts()) != self.silent_hosts:
             self.silent_hosts = silent
-            changed |= Changed.STATE | Changed.MEMORY
-        if (still_s := self._still_s()) != self._told_still_s:
-            self._told_still_s = still_s
-            changed |= Changed.STATE | Changed.PROBLEMS
+            changed |= RunChange.STATE | RunChange.MEMORY
+        if (still_s := self._hang_s()) != self._last_hang_s:
+            self._last_hang_s = still_s
+            changed |= RunChange.STATE | RunChange.PROBLEMS
         if changed:
             self.changed.emit(changed)
         return changed
 
-    def _still_s(self) -> int | None:
+    def _hang_s(self) -> int | None:
         """Whole seconds since a standstill was reported that lasts."""
-        still = self.standstill
+        still = self.hang
         return None if still is None else int(self.now - still.reported_at)
 
-    def _silent(self) -> dict[str, int]:
+    def _find_silent_hosts(self) -> dict[str, int]:
         if not self.is_live:
             return {}
-        if self.copying is not None and self.copying.silent_s >= OLD_S:
-            return {self.copying.host: int(self.copying.silent_s)}
-        return self._heard.silent()
+        if self.copier is not None and self.copier.silence_s >= SILENT_AFTER_S:
+            return {self.copier.host: int(self.copier.silence_s)}
+        return self._host_liveness.silent_hosts()
 
-    def _take(self, passed: Passed) -> Changed:
-        changed = self.fold.apply(passed.batch)
+    def _apply(self, passed: TailUpdate) -> RunChange:
+        changed = self.state.apply(passed.batch)
         if passed.title is not None:
             self._title = passed.title
-            changed |= Changed.STATE
+            changed |= RunChange.STATE
         if passed.config is not None:
             self.config, self.prediction = passed.config, None  # each attempt has its own
-            changed |= Changed.STATE | Changed.MEMORY
+            changed |= RunChange.STATE | RunChange.MEMORY
         if passed.script is not None:
             self.script = passed.script
-            changed |= Changed.STATE
-        if changed & Changed.PROBLEMS:
-            self._tell_problems()
+            changed |= RunChange.STATE
+        if changed & RunChange.PROBLEMS:
+            self._emit_problems()
         if passed.outcome is not None:
-            self.outcome, self.end = passed.outcome, passed.end
-            self._is_asked_to_stop = self._is_asked_to_stop and self.is_live
+            self.outcome, self.exit_record = passed.outcome, passed.exit_record
+            self._is_stop_requested = self._is_stop_requested and self.is_live
             self.outcome_changed.emit(passed.outcome)
-            changed |= Changed.STATE
+            changed |= RunChange.STATE
         return changed
 
-    def _tell_problems(self) -> None:
+    def _emit_problems(self) -> None:
         """Emit what is new; what could not be written or read is one problem each, whose number grows."""
         found = [
             Problem(
@@ -179,12 +179,12 @@ class LiveRun(QObject, RunAnswers):
                 advice=phrase("Free space on the disk that holds the run."),
                 severity="warning",
             )
-            for dropped in self.fold.dropped
+            for dropped in self.state.dropped
         ]
-        found += reading_problems(self.fold.counts, self.fold.refused)
-        known = [problem.code for problem in self._own_problems]
-        raised = self.fold.raised[self._num_raised :]
-        self._num_raised = len(self.fold.raised)
-        self._own_problems = found
+        found += reading_problems(self.state.counts, self.state.num_rejected)
+        known = [problem.code for problem in self._reader_problems]
+        raised = self.state.raised_problems[self._num_raised :]
+        self._num_raised = len(self.state.raised_problems)
+        self._reader_problems = found
         for problem in raised + [problem for problem in found if problem.code not in known]:
             self.problem_raised.emit(problem)

@@ -49,10 +49,10 @@ class OpenRuns(QObject):
         self.closed.emit(run)
         run.deleteLater()
 
-    def of(self, path: Path) -> LiveRun | None:
+    def get(self, path: Path) -> LiveRun | None:
         return self._runs.get(path, (None, 0))[0]
 
-    def all(self) -> list[LiveRun]:
+    def list_runs(self) -> list[LiveRun]:
         return [run for run, _ in self._runs.values()]
 
     def close(self) -> None:

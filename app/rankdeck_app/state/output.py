@@ -23,25 +23,25 @@ from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistent
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.base.units import format_bytes
 from rankdeck.run.summary import TrainingData
-from rankdeck.rundir import Cursor, EventReader, RunDir
-from rankdeck_app.language import in_words, spoken, tr
+from rankdeck.run_dir import Cursor, EventReader, RunDir
+from rankdeck_app.language import tr, translate, translate_problem
 
 MAX_LINES = 20_000
 TAIL_BYTES = 256 << 10
-POLL_S = 0.1
+POLL_INTERVAL_S = 0.1
 _MAX_LINE_CHARS = 4_000
-_TRIM = 2_000
-_PROGRESS_EVERY_S = 1.0
+_TRIM_LINES = 2_000
+_PROGRESS_INTERVAL_S = 1.0
 _TONES = {"warning": "warning", "info": "dim"}
-_WORDS = (
-    marked("error"), marked("warning"), marked("info"),
-    marked("schedule"), marked("request"), marked("stop"), marked("end"),
+_EVENT_LABELS = (
+    tr_noop("error"), tr_noop("warning"), tr_noop("info"),
+    tr_noop("schedule"), tr_noop("request"), tr_noop("stop"), tr_noop("end"),
 )  # fmt: skip
 """Severities of problems, and why checkpoints are saved, as events have them."""
-_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_ANSI_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +63,31 @@ class OutputLine:
             return ""
         return time.strftime("%H:%M:%S", time.localtime(self.t)) + f".{int(self.t % 1 * 1000):03d}"
 
-    def plain(self) -> str:
+    def to_text(self) -> str:
         """The line as it is copied."""
         return f"{self.clock} [{self.source}] {self.text}".strip()
 
 
-def line_of(event: events.AnyEvent) -> OutputLine | None:
+def format_event(event: events.AnyEvent) -> OutputLine | None:
     """An event as a line, or None for those that other views show."""
     if isinstance(event, events.Steps):
         return _step_line(event)
     if isinstance(event, events.Evaluation):
-        return OutputLine(event.t, None, _evaluated(event))
+        return OutputLine(event.t, None, _evaluation_text(event))
     if isinstance(event, events.CheckpointSaved):
-        return OutputLine(event.t, None, _saved(event))
+        return OutputLine(event.t, None, _checkpoint_text(event))
     if isinstance(event, events.ProblemRaised):
-        problem = in_words(event.problem)
+        problem = translate_problem(event.problem)
         text = tr("{severity}: {problem}", severity=tr(problem.severity), problem=problem.sentence)
         return OutputLine(event.t, problem.rank, text, _TONES.get(problem.severity, "error"))
     if isinstance(event, events.Phase):
-        left_out = spoken(TrainingData(event.samples, event.left_out).text())
+        left_out = translate(TrainingData(event.samples, event.left_out).text())
         text = ", ".join(filter(None, (tr(event.phase), left_out)))
         return OutputLine(event.t, event.rank, text, "dim")
     if isinstance(event, events.RankStarted):
         return OutputLine(event.t, event.rank, tr(event.phase), "dim")
     if isinstance(event, events.RunStarted):
-        return OutputLine(event.t, None, _announced(event), "dim")
+        return OutputLine(event.t, None, _run_started_text(event), "dim")
     if isinstance(event, events.RankEnded):
         text = tr("{reason} at step {step}", reason=tr(event.reason), step=event.step)
         return OutputLine(event.t, event.rank, text, "dim")
@@ -101,7 +101,7 @@ def line_of(event: events.AnyEvent) -> OutputLine | None:
     return None
 
 
-def _evaluated(event: events.Evaluation) -> str:
+def _evaluation_text(event: events.Evaluation) -> str:
     loss = "?" if event.loss is None else f"{event.loss:.4f}"
     if event.accuracy is None:
         return tr("evaluation at step {step}: held-out loss {loss}", step=event.step, loss=loss)
@@ -113,7 +113,7 @@ def _evaluated(event: events.Evaluation) -> str:
     )
 
 
-def _saved(event: events.CheckpointSaved) -> str:
+def _checkpoint_text(event: events.CheckpointSaved) -> str:
     return tr(
         "checkpoint at step {step} ({reason}): {size} in {seconds:.1f} s",
         step=event.step,
@@ -123,7 +123,7 @@ def _saved(event: events.CheckpointSaved) -> str:
     )
 
 
-def _announced(event: events.RunStarted) -> str:
+def _run_started_text(event: events.RunStarted) -> str:
     """What is known beforehand: of a person's own script how many ranks it was given."""
     if event.source == events.SCRIPT:
         return tr(
@@ -168,43 +168,43 @@ class OutputTail(threading.Thread):
         self._run = RunDir(path)
         self._reader = EventReader(self._run)
         self._offsets: dict[Path, int] = {}
-        self._rests: dict[Path, bytes] = {}
-        self._told: dict[Path, tuple[float, str]] = {}
-        self._speaks_for_itself = False
-        self._stopping = threading.Event()
+        self._partial_lines: dict[Path, bytes] = {}
+        self._last_progress: dict[Path, tuple[float, str]] = {}
+        self._is_script = False
+        self._stop_event = threading.Event()
 
     def stop(self) -> None:
-        self._stopping.set()
+        self._stop_event.set()
         if self.is_alive():
             self.join(timeout=5)
 
     def run(self) -> None:
         first = True
         try:
-            self._speaks_for_itself = self._run.script() is not None
+            self._is_script = self._run.script() is not None
         except ConfigError:
             pass  # what it was started with cannot be read
-        while not self._stopping.is_set():
+        while not self._stop_event.is_set():
             lines = [*self._new_log_lines(first), *self._new_event_lines()]
             lines.sort(key=lambda line: line.t or 0.0)
             first = False
             self.lines.extend(lines)
-            self._stopping.wait(POLL_S)
+            self._stop_event.wait(POLL_INTERVAL_S)
 
     def _new_event_lines(self) -> Iterator[OutputLine]:
         for path in self._files(self._run.events_folder, ".jsonl"):
             if path.name not in self._reader.cursors and not path.name.startswith("sampler"):
-                self._reader.cursors[path.name] = Cursor(offset=_near_end(path))
+                self._reader.cursors[path.name] = Cursor(offset=_tail_offset(path))
         for _, event in self._reader.read(4 << 20):
             is_step = isinstance(event, events.Steps)
-            line = None if is_step and self._speaks_for_itself else line_of(event)
+            line = None if is_step and self._is_script else format_event(event)
             if line is not None:
                 yield line
 
     def _new_log_lines(self, first: bool) -> Iterator[OutputLine]:
         for path in self._files(self._run.logs_folder, ".out", ".err"):
             if path not in self._offsets:
-                self._offsets[path] = _near_end(path)
+                self._offsets[path] = _tail_offset(path)
             yield from self._log_lines(path, first)
 
     def _log_lines(self, path: Path, first: bool) -> Iterator[OutputLine]:
@@ -214,20 +214,20 @@ class OutputTail(threading.Thread):
         except OSError:
             return
         self._offsets[path] += len(data)
-        *whole, self._rests[path] = (self._rests.get(path, b"") + data).split(b"\n")
+        *whole, self._partial_lines[path] = (self._partial_lines.get(path, b"") + data).split(b"\n")
         writer = path.name.split(".")[0]
         rank = int(writer[5:]) if writer.startswith("rank-") and writer[5:].isdecimal() else None
         t = written if first else time.time()
-        texts = [_seen_text(raw) for raw in whole]
-        told_s, told = self._told.get(path, (0.0, ""))
+        texts = [_visible_text(raw) for raw in whole]
+        told_s, told = self._last_progress.get(path, (0.0, ""))
         if texts and texts[0] == told:
             texts = texts[1:]  # a progress bar that has come to its end was told as it is
-        rest = self._rests[path]
+        rest = self._partial_lines[path]
         if b"\r" in rest:
-            self._rests[path] = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
-            now_s, bar = time.monotonic(), _seen_text(rest)
-            if bar != told and now_s - told_s >= _PROGRESS_EVERY_S:
-                self._told[path] = now_s, bar
+            self._partial_lines[path] = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+            now_s, bar = time.monotonic(), _visible_text(rest)
+            if bar != told and now_s - told_s >= _PROGRESS_INTERVAL_S:
+                self._last_progress[path] = now_s, bar
                 texts.append(bar)
         for text in texts:
             if text.strip():
@@ -241,10 +241,10 @@ class OutputTail(threading.Thread):
             return []
 
 
-def _seen_text(raw: bytes) -> str:
+def _visible_text(raw: bytes) -> str:
     """What a terminal would show of a line in the end: what was drawn over is gone, and so are colours."""
     last = raw.rstrip(b"\r").rpartition(b"\r")[2]
-    return _ESCAPES.sub(b"", last).decode("utf-8", "replace")[:_MAX_LINE_CHARS]
+    return _ANSI_ESCAPES.sub(b"", last).decode("utf-8", "replace")[:_MAX_LINE_CHARS]
 
 
 def _log_tone(text: str) -> str:
@@ -254,7 +254,7 @@ def _log_tone(text: str) -> str:
     return "warning" if "Warning" in head else "normal"
 
 
-def _near_end(path: Path) -> int:
+def _tail_offset(path: Path) -> int:
     """The start of a line at most TAIL_BYTES before the end of the file."""
     try:
         if path.stat().st_size <= TAIL_BYTES:
@@ -272,77 +272,77 @@ class OutputModel(QAbstractListModel):
 
     def __init__(self, parent: QObject | None = None, max_lines: int = MAX_LINES) -> None:
         super().__init__(parent)
-        self._all: deque[OutputLine] = deque(maxlen=max_lines)
-        self._shown: list[OutputLine] = []
+        self._lines: deque[OutputLine] = deque(maxlen=max_lines)
+        self._visible_lines: list[OutputLine] = []
         self._max_lines = max_lines
         self._rank: int | None = None
         self._text = ""
-        self._until: float | None = None
+        self._end_time: float | None = None
         self.ranks: set[int] = set()
 
     def rowCount(self, parent: QModelIndex | QPersistentModelIndex | None = None) -> int:
-        return 0 if parent is not None and parent.isValid() else len(self._shown)
+        return 0 if parent is not None and parent.isValid() else len(self._visible_lines)
 
     def data(
         self, index: QModelIndex | QPersistentModelIndex, role: int = Qt.ItemDataRole.DisplayRole
     ) -> Any:
-        if not index.isValid() or index.row() >= len(self._shown):
+        if not index.isValid() or index.row() >= len(self._visible_lines):
             return None
-        line = self._shown[index.row()]
+        line = self._visible_lines[index.row()]
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
-            return line.plain()
+            return line.to_text()
         if role == Qt.ItemDataRole.ToolTipRole:
             return line.text if len(line.text) > 120 else None
         return line if role == self.LineRole else None
 
     @property
-    def lines(self) -> list[OutputLine]:
+    def visible_lines(self) -> list[OutputLine]:
         """What is on show."""
-        return list(self._shown)
+        return list(self._visible_lines)
 
     def append(self, lines: Iterable[OutputLine]) -> None:
         """Add lines at the end; the oldest ones go, a good many at a time."""
         fresh = list(lines)
-        self._all.extend(fresh)
+        self._lines.extend(fresh)
         self.ranks.update(line.rank for line in fresh if line.rank is not None)
-        shown = [line for line in fresh if self._passes(line)]
+        shown = [line for line in fresh if self._matches(line)]
         if not shown:
             return
-        at = len(self._shown)
+        at = len(self._visible_lines)
         self.beginInsertRows(QModelIndex(), at, at + len(shown) - 1)
-        self._shown += shown
+        self._visible_lines += shown
         self.endInsertRows()
-        excess = len(self._shown) - self._max_lines
-        if excess > _TRIM or excess > self._max_lines // 10:
+        excess = len(self._visible_lines) - self._max_lines
+        if excess > _TRIM_LINES or excess > self._max_lines // 10:
             self.beginRemoveRows(QModelIndex(), 0, excess - 1)
-            del self._shown[:excess]
+            del self._visible_lines[:excess]
             self.endRemoveRows()
 
     def set_filter(self, rank: int | None, text: str) -> None:
         """Show one rank (None: all) and lines that contain the text."""
         self._rank, self._text = rank, text.lower()
-        self._choose()
+        self._refilter()
 
-    def set_until(self, moment: float | None) -> None:
+    def set_end_time(self, moment: float | None) -> None:
         """Show what was said until a moment (Unix seconds); None is now."""
-        if moment != self._until:
-            self._until = moment
-            self._choose()
+        if moment != self._end_time:
+            self._end_time = moment
+            self._refilter()
 
-    def _choose(self) -> None:
+    def _refilter(self) -> None:
         self.beginResetModel()
-        self._shown = [line for line in self._all if self._passes(line)]
+        self._visible_lines = [line for line in self._lines if self._matches(line)]
         self.endResetModel()
 
     def clear(self) -> None:
         self.beginResetModel()
-        self._all.clear()
-        self._shown.clear()
+        self._lines.clear()
+        self._visible_lines.clear()
         self.endResetModel()
 
-    def _passes(self, line: OutputLine) -> bool:
+    def _matches(self, line: OutputLine) -> bool:
         if self._rank is not None and line.rank != self._rank:
             return False
-        if self._until is not None and (line.t is None or line.t > self._until):
+        if self._end_time is not None and (line.t is None or line.t > self._end_time):
             return False
         return not self._text or self._text in line.text.lower()

@@ -5,7 +5,7 @@
 Answers belong to everything in the draft but the strategy and what memory does not depend on, so choosing
 another strategy asks nothing that is known. While nobody looks at all strategies only the chosen one is asked
 about. A configuration that names the person's own code runs it to be planned: not before its folder is
-trusted. Read rankdeck/run/plan_lines.py before, and plan_words.py for how an answer is said.
+trusted. Read rankdeck/run/plan_lines.py before, and plan_text.py for how an answer is said.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.diagnose.fixes import strategy_changes
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, PlanLine
-from rankdeck.run.plan_marks import Marks, marks
-from rankdeck_app.language import in_words, spoken, tr
+from rankdeck.run.plan_marks import PlanMarks, mark_lines
+from rankdeck_app.language import tr, translate, translate_problem
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.plan_process import Asker, Planner
+from rankdeck_app.state.plan_process import Planner, PlannerClient
+from rankdeck_app.state.plan_text import requested_target_text, target_text
 from rankdeck_app.state.plan_verification import PlanVerification
-from rankdeck_app.state.plan_words import asked_target_text, target_text
-from rankdeck_app.state.toml_writing import Place
+from rankdeck_app.state.toml_writer import KeyPath
 
-QUIET_MS = 400
-_ALL = "all"
+DEBOUNCE_MS = 400
+_ALL_STRATEGIES = "all"
 # What the planner has fixes for, when it is the configuration's own.
-_FIXABLE = (TIGHT, DOES_NOT_FIT)
+_FIXABLE_VERDICTS = (TIGHT, DOES_NOT_FIT)
 # Neither changes what a step holds.
-_IRRELEVANT = {"": ("name", "strategy", "launch"), "train": ("steps", "seed", "evaluate_every", "verify")}
+_IRRELEVANT_KEYS = {
+    "": ("name", "strategy", "launch"),
+    "train": ("steps", "seed", "evaluate_every", "verify"),
+}
 
 
 @dataclass
@@ -48,7 +51,7 @@ class PlanRow:
     failure: str = ""
 
 
-class DraftPlan(Asker):
+class DraftPlan(PlannerClient):
     """`changed`: rows, what is asked, or what stands in the way are new."""
 
     changed = Signal()
@@ -64,16 +67,16 @@ class DraftPlan(Asker):
         self._wants_chosen = self._wants_all = False
         self._has_all = False
         self._question = ""
-        self._answered: set[str] = set()
-        self._trusted: tuple[str, ...] | None = None
+        self._answered_choices: set[str] = set()
+        self._trusted_code: tuple[str, ...] | None = None
         """The code that was found to be trusted."""
-        self._asked = ""
-        self._quiet = QTimer(self, interval=QUIET_MS, singleShot=True)
-        self._quiet.timeout.connect(self._ask)
+        self._asked_strategy = ""
+        self._debounce_timer = QTimer(self, interval=DEBOUNCE_MS, singleShot=True)
+        self._debounce_timer.timeout.connect(self._request)
         self.verification = PlanVerification(self, self)
         self.verification.changed.connect(self.changed)
-        draft.changed.connect(self._follow)
-        self._forget()
+        draft.changed.connect(self._on_draft_changed)
+        self._clear_answers()
 
     # What is known
 
@@ -92,11 +95,11 @@ class DraftPlan(Asker):
         """What the rows are for: in the planner's words, and before it answers other devices as asked."""
         told = next((target_text(line) for line in self.lines if line.target), None)
         own = str(self._draft.value(("devices", "use")) or "auto")
-        return told or self.devices or asked_target_text(own)
+        return told or self.devices or requested_target_text(own)
 
     @property
-    def is_asking(self) -> bool:
-        return self._process is not None or self._quiet.isActive()
+    def is_planning(self) -> bool:
+        return self._process is not None or self._debounce_timer.isActive()
 
     @property
     def is_complete(self) -> bool:
@@ -115,25 +118,25 @@ class DraftPlan(Asker):
     def needs_trust(self) -> bool:
         """Whether there is code of the draft's own of which nobody knows yet that it is trusted."""
         config = self._draft.plan_config
-        return config is not None and bool(config.own_code()) and self._trusted != _code_of(config)
+        return config is not None and bool(config.user_code()) and self._trusted_code != _code_key(config)
 
     @property
-    def chosen(self) -> PlanLine | None:
+    def chosen_line(self) -> PlanLine | None:
         """The answer about the draft's own strategy and options."""
         return next((line for line in self.lines if self.is_chosen(line)), None)
 
     @property
     def refusal(self) -> Problem | None:
         """What the draft's own run would end with at once, where that is known."""
-        line = None if self.devices is not None else self.chosen
-        return None if line is None or line.refusal is None else in_words(line.refusal)
+        line = None if self.devices is not None else self.chosen_line
+        return None if line is None or line.refusal is None else translate_problem(line.refusal)
 
     def recheck_refusal(self) -> None:
         """Ask again where files beside the draft may have been corrected since it was refused."""
         config, refusal = self._draft.plan_config, self.refusal
         reads_files = refusal is not None and (refusal.path or "").startswith("data.")
-        if config is not None and refusal is not None and (reads_files or config.own_code()):
-            self.ask_again()
+        if config is not None and refusal is not None and (reads_files or config.user_code()):
+            self.plan_again()
 
     @property
     def chosen_failure(self) -> str:
@@ -152,81 +155,81 @@ class DraftPlan(Asker):
         if not self.is_complete or self._failure:
             return None, None, ""
         lines = self.lines
-        marked: Marks = marks(lines)
+        marked: PlanMarks = mark_lines(lines)
         return (
             None if marked.cheapest is None else lines[marked.cheapest],
             None if marked.recommended is None else lines[marked.recommended],
-            spoken(marked.reason),
+            translate(marked.reason),
         )
 
     def is_chosen(self, line: PlanLine) -> bool:
         config = self._draft.plan_config
-        return config is not None and is_choice_of(line, config)
+        return config is not None and is_same_strategy(line, config)
 
     # Asking
 
     def start(self) -> None:
         """From now on the chosen strategy is asked about whenever the draft changes."""
         self._wants_chosen = True
-        self._ask_soon()
+        self._request_soon()
 
-    def want_all(self, is_wanted: bool) -> None:
+    def set_wants_all(self, is_wanted: bool) -> None:
         """Somebody looks at every strategy now, or no longer does; what has begun goes on."""
         self._wants_all = is_wanted
-        self._ask_soon()
+        self._request_soon()
 
     def set_devices(self, devices: str | None) -> None:
         if devices != self.devices:
             self.devices = devices
-            self._forget()
-            self.verification.follow()
-            self._ask_soon()
+            self._clear_answers()
+            self.verification.discard_if_outdated()
+            self._request_soon()
 
-    def ask_again(self) -> None:
+    def plan_again(self) -> None:
         """Forget the answers and ask now."""
-        self._forget()
-        self._look_at_trust(self._ask)
+        self._clear_answers()
+        self._check_trust(self._request)
 
-    def line_for(self, config: RunConfig) -> PlanLine | None:
+    def find_line(self, config: RunConfig) -> PlanLine | None:
         """The answer about the draft, if this is its configuration but for its devices."""
         own = self._draft.config
-        if own is None or self.devices is not None or _step_of(own) != _step_of(config):
+        if own is None or self.devices is not None or _step_tables(own) != _step_tables(config):
             return None
-        return next((line for line in self.lines if is_choice_of(line, config)), None)
+        return next((line for line in self.lines if is_same_strategy(line, config)), None)
 
     def close(self) -> None:
-        self._quiet.stop()
+        self._debounce_timer.stop()
         self._wants_all = self._wants_chosen = False
         self.verification.close()
-        self._end_processes()
+        self._abort_processes()
 
-    def _follow(self) -> None:
+    def _on_draft_changed(self) -> None:
         """The draft is another: answers to the old form go at once, the new question waits for quiet."""
         if self.question != self._question:
-            self._forget()
-            self.verification.follow()
-        self._ask_soon()
+            self._clear_answers()
+            self.verification.discard_if_outdated()
+        self._request_soon()
 
-    def _look_at_trust(self, then: Callable[[], object]) -> None:
+    def _check_trust(self, then: Callable[[], object]) -> None:
         """Find out whether the draft's own code is trusted, where it has any."""
         config = self._draft.plan_config
-        if config is None or not config.own_code():
+        if config is None or not config.user_code():
             then()
             return
-        code = _code_of(config)
+        code = _code_key(config)
 
         def known(needs_trust: bool) -> None:
-            self._trusted = None if needs_trust else code
+            self._trusted_code = None if needs_trust else code
             then()
 
-        self.planner.look_at_trust(config, known, key=self)
+        self.planner.check_trust(config, known, key=self)
 
-    def _ask_soon(self) -> None:
-        self._look_at_trust(self._ask_when_quiet)
+    def _request_soon(self) -> None:
+        self._check_trust(self._start_debounce)
 
-    def _ask_when_quiet(self) -> None:
-        if self.planner.is_automatic() and self._is_something_missing():
-            self._quiet.start()
+    def _start_debounce(self) -> None:
+        if self.planner.is_automatic() and self._needs_answers():
+            self._debounce_timer.start()
         self.changed.emit()
 
     @property
@@ -235,63 +238,65 @@ class DraftPlan(Asker):
         tables = relevant_tables(self._draft.tables)
         return json.dumps([tables, str(self._draft.folder), self.devices], sort_keys=True, default=str)
 
-    def _forget(self) -> None:
+    def _clear_answers(self) -> None:
         """Rows stay where they were, awaited anew."""
-        self._quiet.stop()
-        self._drop_process()
+        self._debounce_timer.stop()
+        self._stop_process()
         self._question = self.question
         self._has_all = False
-        self._answered.clear()
+        self._answered_choices.clear()
         self._failure, self.fixes = "", []
         known = [(row.strategy, row.label) for row in self.rows if not row.failure]
         self.rows = [PlanRow(*row) for row in known or [(name, name) for name in STRATEGIES]]
 
-    def _is_something_missing(self) -> bool:
+    def _needs_answers(self) -> bool:
         config = self._draft.plan_config
         if not (self._wants_all or self._wants_chosen):
             return False
         if config is None or self.needs_trust:
             return False
         if self._wants_all and not self._has_all:
-            return self._process is None or self._asked != _ALL
-        if self._process is not None or _choice(config) in self._answered:
+            return self._process is None or self._asked_strategy != _ALL_STRATEGIES
+        if self._process is not None or _choice_key(config) in self._answered_choices:
             return False
-        chosen = self.chosen
-        return chosen is None or (self._wants_all and chosen.verdict in _FIXABLE)
+        chosen = self.chosen_line
+        return chosen is None or (self._wants_all and chosen.verdict in _FIXABLE_VERDICTS)
 
-    def _ask(self) -> None:
-        self._quiet.stop()
+    def _request(self) -> None:
+        self._debounce_timer.stop()
         config = self._draft.plan_config
-        if config is not None and self._is_something_missing():
-            self._begin(config)
+        if config is not None and self._needs_answers():
+            self._start_process(config)
         self.changed.emit()
 
-    def _begin(self, config: RunConfig) -> None:
-        self._drop_process()
+    def _start_process(self, config: RunConfig) -> None:
+        self._stop_process()
         self._failure = ""
-        self._asked = _ALL if self._wants_all and not self._has_all else config.strategy.use
-        self._answered.add(_choice(config))
+        self._asked_strategy = (
+            _ALL_STRATEGIES if self._wants_all and not self._has_all else config.strategy.use
+        )
+        self._answered_choices.add(_choice_key(config))
         kept = (line for line in self.fixes if line.saves_bytes is not None)
         self.fixes = [line for line in kept if line.strategy != config.strategy.use]
-        process = self.planner.ask(config, self._asked, self.devices, self)
-        process.line_came.connect(self._take)
-        process.ended.connect(self._ended)
+        process = self.planner.plan(config, self._asked_strategy, self.devices, self)
+        process.line_received.connect(self._on_line)
+        process.ended.connect(self._on_ended)
         self._process = process
         process.start()
 
-    def _take(self, line: PlanLine) -> None:
+    def _on_line(self, line: PlanLine) -> None:
         if self.sender() is not self._process:
             return
         if line.changes:
             self.fixes.append(line)
         else:
-            self._place(line)
-            is_fixable = self._wants_all and line.verdict in _FIXABLE
-            if line.configured and self._asked != _ALL and not is_fixable:
-                self._drop_process()  # the rest was not asked for
+            self._insert_line(line)
+            is_fixable = self._wants_all and line.verdict in _FIXABLE_VERDICTS
+            if line.configured and self._asked_strategy != _ALL_STRATEGIES and not is_fixable:
+                self._stop_process()  # the rest was not asked for
         self.changed.emit()
 
-    def _place(self, line: PlanLine) -> None:
+    def _insert_line(self, line: PlanLine) -> None:
         """In the row of its label; one that was only the strategy's name makes room for the first answer."""
         expected = PlanRow(line.strategy, line.strategy)
         same = (line.strategy, line.label)
@@ -300,11 +305,11 @@ class DraftPlan(Asker):
         order = {name: at for at, name in enumerate(STRATEGIES)}
         self.rows.sort(key=lambda row: (order.get(row.strategy, len(order)), row.label))
 
-    def _ended(self, reason: str) -> None:
+    def _on_ended(self, reason: str) -> None:
         if self.sender() is not self._process:
             return
         self._process = None
-        asked_all = self._asked == _ALL
+        asked_all = self._asked_strategy == _ALL_STRATEGIES
         self._failure = reason
         self._has_all = self._has_all or asked_all
         answered = {line.strategy for line in self.lines}
@@ -312,35 +317,35 @@ class DraftPlan(Asker):
             # Rows that were only expected: of an older form, or a strategy's name before its answer.
             self.rows = [row for row in self.rows if row.line or (reason and row.strategy not in answered)]
         for row in self.rows:
-            if row.line is None and reason and (asked_all or row.strategy == self._asked):
+            if row.line is None and reason and (asked_all or row.strategy == self._asked_strategy):
                 row.failure = reason
         if reason:
             self.changed.emit()
         else:
-            self._ask_soon()
+            self._request_soon()
 
 
 def relevant_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration's tables without what no answer depends on."""
-    kept = {key: value for key, value in tables.items() if key not in _IRRELEVANT[""]}
+    kept = {key: value for key, value in tables.items() if key not in _IRRELEVANT_KEYS[""]}
     train = kept.get("train")
     if isinstance(train, dict):
-        kept["train"] = {key: value for key, value in train.items() if key not in _IRRELEVANT["train"]}
+        kept["train"] = {key: value for key, value in train.items() if key not in _IRRELEVANT_KEYS["train"]}
     return kept
 
 
-def _step_of(config: RunConfig) -> dict[str, Any]:
+def _step_tables(config: RunConfig) -> dict[str, Any]:
     """What a step of the configuration is, wherever it runs."""
     tables = relevant_tables(config.to_dict())
     tables.pop("devices")
     return tables
 
 
-def _code_of(config: RunConfig) -> tuple[str, ...]:
-    return (str(config.folder), *config.own_code())
+def _code_key(config: RunConfig) -> tuple[str, ...]:
+    return (str(config.folder), *config.user_code())
 
 
-def _choice(config: RunConfig) -> str:
+def _choice_key(config: RunConfig) -> str:
     return json.dumps([config.strategy.use, config.strategy.options], sort_keys=True, default=str)
 
 
@@ -351,15 +356,15 @@ def full_options(line: PlanLine) -> dict[str, Any]:
     return {**defaults, **line.options}
 
 
-def is_choice_of(line: PlanLine, config: RunConfig) -> bool:
+def is_same_strategy(line: PlanLine, config: RunConfig) -> bool:
     if line.strategy != config.strategy.use or line.changes:
         return False
     own: Mapping[str, Any] = config.strategy.options
     options = full_options(line)
-    return all(_plain(options.get(key)) == _plain(own.get(key)) for key in {*options, *own})
+    return all(_to_json_value(options.get(key)) == _to_json_value(own.get(key)) for key in {*options, *own})
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """As JSON brings it back."""
     return list(value) if isinstance(value, tuple) else value
 
@@ -368,13 +373,13 @@ def can_choose(line: PlanLine) -> bool:
     return line.verdict != CANNOT
 
 
-def choose(draft: Draft, line: PlanLine) -> None:
+def choose_line(draft: Draft, line: PlanLine) -> None:
     """Write a line's strategy, its options and its changes into the draft, in one change.
 
     Options at their default are left out, and so are those of the strategy before.
     """
     before = draft.value(("strategy",))
-    values: dict[Place, Any] = {
+    values: dict[KeyPath, Any] = {
         ("strategy", key): None for key in (before if isinstance(before, dict) else {}) if key != "use"
     }
     changes = {**strategy_changes(line), **line.changes}

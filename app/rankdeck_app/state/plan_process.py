@@ -24,25 +24,25 @@ from rankdeck.run import plan_lines
 from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import tr
 from rankdeck_app.settings import PLAN_TIMEOUT_S
-from rankdeck_app.state.engine_process import Engine, Stream, parse_problems
+from rankdeck_app.state.engine_process import Engine, EngineStream, parse_problems
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace
 
 # The planner gives up on a strategy by itself; a silence so much longer is a planner that hangs.
-_BEYOND_S = 60.0
-SILENCE_MS = int((PLAN_TIMEOUT_S + _BEYOND_S) * 1000)
-_VERIFYING_MS = 1_800_000
+_EXTRA_TIMEOUT_S = 60.0
+SILENCE_TIMEOUT_MS = int((PLAN_TIMEOUT_S + _EXTRA_TIMEOUT_S) * 1000)
+_VERIFY_TIMEOUT_MS = 1_800_000
 """Two steps over whole batches may take long, and can be cancelled."""
-_GRACE_MS = 10_000
+_TERMINATE_TIMEOUT_MS = 10_000
 _NICENESS = 10
 
 
-class PlanProcess(Stream):
-    """`line_came` brings a PlanLine, in the order of arrival; `ended` comes once, after the last of them,
+class PlanProcess(EngineStream):
+    """`line_received` brings a PlanLine, in the order of arrival; `ended` comes once, after the last of them,
     with "" or with why there are no more.
     """
 
-    line_came = Signal(object)
+    line_received = Signal(object)
     ended = Signal(str)
 
     def __init__(
@@ -52,72 +52,72 @@ class PlanProcess(Stream):
         folder: Path,
         parent: QObject,
         *,
-        disk: IoThread,
+        io_thread: IoThread,
         prepare: Callable[[], object] = lambda: None,
-        over: Callable[[], object] = lambda: None,
-        silence_ms: int = SILENCE_MS,
+        cleanup: Callable[[], object] = lambda: None,
+        silence_timeout_ms: int = SILENCE_TIMEOUT_MS,
         has_ranks: bool = False,
     ) -> None:
-        """A command of the engine that plans; `over` is called when its process is gone. One that `has_ranks`
-        is asked to end them and to remove what they wrote."""
-        super().__init__(python, arguments, folder, parent, disk=disk, prepare=prepare)
-        self._over = over
+        """A command of the engine that plans; `cleanup` is called when its process is gone. One that
+        `has_ranks` is asked to end them and to remove what they wrote."""
+        super().__init__(python, arguments, folder, parent, io_thread=io_thread, prepare=prepare)
+        self._cleanup = cleanup
         self._has_ranks = has_ranks
         if sys.platform != "win32":
             session = QProcess.UnixProcessParameters()
             session.flags = QProcess.UnixProcessFlag.CreateNewSession
             self.process.setUnixProcessParameters(session)
-        self.process.started.connect(self._started)
-        self.lines.connect(self._take)
-        self.answered.connect(self._answered)
-        self._patience = QTimer(self, interval=silence_ms, singleShot=True)
-        self._patience.timeout.connect(self._give_up)
-        self._leader = 0
+        self.process.started.connect(self._on_started)
+        self.lines_received.connect(self._on_lines)
+        self.finished.connect(self._on_finished)
+        self._silence_timer = QTimer(self, interval=silence_timeout_ms, singleShot=True)
+        self._silence_timer.timeout.connect(self._on_silence)
+        self._session_pid = 0
         self._is_over = False
-        self._unknown = ""
+        self._unparsed = ""
 
     def start(self) -> None:
-        self._patience.start()
+        self._silence_timer.start()
         super().start()
 
-    def end(self, *, now: bool = False) -> None:
+    def abort(self, *, now: bool = False) -> None:
         """Stop it, with its children; no more lines come. `now` leaves no time to clean up."""
         self._is_over = True
-        self._patience.stop()
-        if self._has_ranks and self._leader and self.is_running and not now:
+        self._silence_timer.stop()
+        if self._has_ranks and self._session_pid and self.is_running and not now:
             self.process.terminate()
-            self._patience.start(_GRACE_MS)
+            self._silence_timer.start(_TERMINATE_TIMEOUT_MS)
         else:
-            self._kill()
+            self._kill_session()
 
-    def _started(self) -> None:
-        self._leader = self.pid
+    def _on_started(self) -> None:
+        self._session_pid = self.pid
         if sys.platform != "win32":
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, self._leader, _NICENESS)
+                os.setpriority(os.PRIO_PROCESS, self._session_pid, _NICENESS)
 
-    def _take(self, lines: list[bytes]) -> None:
+    def _on_lines(self, lines: list[bytes]) -> None:
         for line in filter(bytes.strip, lines):
             if self._is_over:
                 return
-            self._patience.start()
+            self._silence_timer.start()
             try:
                 plan_line = plan_lines.decode(line)
             except msgspec.DecodeError:
-                self._unknown += line.decode("utf-8", "replace")
+                self._unparsed += line.decode("utf-8", "replace")
             else:
-                self.line_came.emit(plan_line)
+                self.line_received.emit(plan_line)
 
-    def _answered(self, exit_code: int, _: str, err: str) -> None:
-        if exit_code and not self._leader:
-            self._close(tr("The planner could not be asked: {error}.", error=err))
+    def _on_finished(self, exit_code: int, _: str, err: str) -> None:
+        if exit_code and not self._session_pid:
+            self._finish(tr("The planner could not be asked: {error}.", error=err))
         else:
-            self._take([self._rest])
-            self._close("" if exit_code == 0 else self._reason(exit_code, err))
+            self._on_lines([self._partial_line])
+            self._finish("" if exit_code == 0 else self._failure_text(exit_code, err))
 
-    def _reason(self, exit_code: int, err: str) -> str:
+    def _failure_text(self, exit_code: int, err: str) -> str:
         """The engine's own words where it had any."""
-        problems = parse_problems(self._unknown) or parse_problems(err)
+        problems = parse_problems(self._unparsed) or parse_problems(err)
         if problems:
             return problems[0].sentence
         how = (
@@ -128,51 +128,51 @@ class PlanProcess(Stream):
             return tr("The planner ended with {how}.", how=how)
         return tr("The planner ended with {how}: {last}", how=how, last=last[-1][:200])
 
-    def _give_up(self) -> None:
-        self._kill()
-        seconds = self._patience.interval() // 1000
-        self._close(tr("The planner has said nothing for {seconds} s.", seconds=seconds))
+    def _on_silence(self) -> None:
+        self._kill_session()
+        seconds = self._silence_timer.interval() // 1000
+        self._finish(tr("The planner has said nothing for {seconds} s.", seconds=seconds))
 
-    def _kill(self) -> None:
+    def _kill_session(self) -> None:
         if not self.is_running:
-            self._clear()
-        elif self._leader and sys.platform != "win32":
+            self._release()
+        elif self._session_pid and sys.platform != "win32":
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._leader, signal.SIGKILL)
+                os.killpg(self._session_pid, signal.SIGKILL)
         else:
             self.kill()
 
-    def _close(self, reason: str) -> None:
-        self._patience.stop()
+    def _finish(self, reason: str) -> None:
+        self._silence_timer.stop()
         if not self._is_over:
             self._is_over = True
             self.ended.emit(reason)
         if not self.is_running:
-            self._clear()
+            self._release()
 
-    def _clear(self) -> None:
-        self._over()
+    def _release(self) -> None:
+        self._cleanup()
         self.deleteLater()
 
 
-class Asker(QObject):
+class PlannerClient(QObject):
     """Asks the planner one question at a time: `_process`, or None."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._process: PlanProcess | None = None
 
-    def _drop_process(self) -> None:
+    def _stop_process(self) -> None:
         if self._process is not None:
-            self._process.end()
+            self._process.abort()
             self._process = None
 
-    def _end_processes(self) -> None:
+    def _abort_processes(self) -> None:
         """Whoever asks goes: nothing that was asked goes on after this."""
-        self._drop_process()
+        self._stop_process()
         for process in self.findChildren(PlanProcess):
             if not process.wait(2000):
-                process.end(now=True)
+                process.abort(now=True)
                 process.wait(2000)
 
 
@@ -186,7 +186,7 @@ class Planner:
     is_automatic: Callable[[], bool]
     timeout_s: Callable[[], float] = lambda: PLAN_TIMEOUT_S
 
-    def look_at_trust(
+    def check_trust(
         self,
         config: RunConfig,
         then: Callable[[bool], object],
@@ -200,12 +200,12 @@ class Planner:
 
         def needs_trust() -> bool:
             if run is not None:
-                return bool(self.trust.untrusted_of(run, config))
-            return bool(self.trust.untrusted(config.code_folders()))
+                return bool(self.trust.untrusted_folders_of_run(run, config))
+            return bool(self.trust.untrusted_folders(config.code_folders()))
 
-        self.engine.disk.do(needs_trust, then, key=key)
+        self.engine.io_thread.submit(needs_trust, then, key=key)
 
-    def ask(
+    def plan(
         self,
         config: RunConfig,
         strategy: str,
@@ -217,13 +217,13 @@ class Planner:
         """A question, not started yet. `devices` None means the configuration's own; with `movement` the
         answer has what moves in a step."""
         more = ["--movement"] if movement else []
-        return self._of_config(config, strategy, devices, parent, more)
+        return self._config_process(config, strategy, devices, parent, more)
 
     def verify(self, config: RunConfig, devices: str | None, parent: QObject) -> PlanProcess:
-        """As `ask` for all strategies, where each answer says whether it computes what one device does."""
-        return self._of_config(config, "all", devices, parent, ["--verify"], has_ranks=True)
+        """As `plan` for all strategies, where each answer says whether it computes what one device does."""
+        return self._config_process(config, "all", devices, parent, ["--verify"], has_ranks=True)
 
-    def _of_config(
+    def _config_process(
         self,
         config: RunConfig,
         strategy: str,
@@ -233,7 +233,7 @@ class Planner:
         *,
         has_ranks: bool = False,
     ) -> PlanProcess:
-        file = self.engine.config_file()
+        file = self.engine.new_config_path()
         arguments = ["plan", str(file), "--json", "--strategy", strategy, *more]
         if devices is not None:
             arguments += ["--devices", devices]
@@ -245,22 +245,24 @@ class Planner:
             arguments,
             self.workspace.folder,
             parent,
-            disk=self.engine.disk,
+            io_thread=self.engine.io_thread,
             prepare=partial(write_private, file, config.to_toml()),
-            over=partial(self.engine.remove, file),
-            silence_ms=_VERIFYING_MS if has_ranks else int((timeout_s + _BEYOND_S) * 1000),
+            cleanup=partial(self.engine.remove_file, file),
+            silence_timeout_ms=_VERIFY_TIMEOUT_MS
+            if has_ranks
+            else int((timeout_s + _EXTRA_TIMEOUT_S) * 1000),
             has_ranks=has_ranks,
         )
 
-    def fixes(self, run: Path, parent: QObject) -> PlanProcess:
+    def plan_fixes(self, run: Path, parent: QObject) -> PlanProcess:
         """What would need less than a run that ran out of memory; the engine keeps it in its directory. As
         `predict`, for a run whose code is trusted: see look_at_trust."""
-        return self._of_run(["why", str(run), "--trust", "--json"], parent)
+        return self._run_process(["why", str(run), "--trust", "--json"], parent)
 
     def predict(self, run: Path, parent: QObject) -> PlanProcess:
         """A run's own prediction, which the engine keeps in its directory; no line comes."""
-        return self._of_run(["show", str(run), "--plan", "--trust", "--json"], parent)
+        return self._run_process(["show", str(run), "--plan", "--trust", "--json"], parent)
 
-    def _of_run(self, arguments: Sequence[str], parent: QObject) -> PlanProcess:
-        disk = self.engine.disk
-        return PlanProcess(self.engine.python, arguments, self.workspace.folder, parent, disk=disk)
+    def _run_process(self, arguments: Sequence[str], parent: QObject) -> PlanProcess:
+        disk = self.engine.io_thread
+        return PlanProcess(self.engine.python, arguments, self.workspace.folder, parent, io_thread=disk)

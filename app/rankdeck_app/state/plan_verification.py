@@ -15,13 +15,13 @@ from rankdeck.config import RunConfig
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES
 from rankdeck.run.plan_lines import CANNOT, PlanLine
 from rankdeck.run.verified import DIFFERS
-from rankdeck_app.language import spoken, tr
-from rankdeck_app.state.plan_process import Asker, Planner
+from rankdeck_app.language import tr, translate
+from rankdeck_app.state.plan_process import Planner, PlannerClient
 
 PENDING = "pending"
 
 
-class Planned(Protocol):
+class VerifiablePlan(Protocol):
     """What is verified: a DraftPlan."""
 
     devices: str | None
@@ -38,16 +38,16 @@ class Planned(Protocol):
     def lines(self) -> list[PlanLine]: ...
 
 
-class PlanVerification(Asker):
+class PlanVerification(PlannerClient):
     """`changed`: a strategy was verified, or the process has begun or ended."""
 
     changed = Signal()
 
-    def __init__(self, plan: Planned, parent: QObject) -> None:
+    def __init__(self, plan: VerifiablePlan, parent: QObject) -> None:
         super().__init__(parent)
         self._plan = plan
         self._question = ""
-        self._found: dict[tuple[str, str], PlanLine] = {}
+        self._lines: dict[tuple[str, str], PlanLine] = {}
         self._failure = ""
 
     @property
@@ -73,35 +73,35 @@ class PlanVerification(Asker):
             return tr("Strategies are verified on at most {most} virtual devices.", most=MAX_VIRTUAL_DEVICES)
         return ""
 
-    def outcome_of(self, line: PlanLine) -> str | None:
+    def get_outcome(self, line: PlanLine) -> str | None:
         """That of events.Verified, "failed" or "single"; PENDING while it may still come; None where nothing
         is known."""
-        found = self._found_of(line)
+        found = self._find_line(line)
         if found is not None:
             return found.verified_outcome
         return PENDING if self.is_running and line.verdict != CANNOT else None
 
-    def text_of(self, line: PlanLine) -> str:
+    def get_text(self, line: PlanLine) -> str:
         """The whole line about it, "" where nothing is known."""
-        found = self._found_of(line)
-        return "" if found is None else spoken(found.verified, found.phrases)
+        found = self._find_line(line)
+        return "" if found is None else translate(found.verified, found.phrases)
 
-    def differs(self, line: PlanLine | None) -> bool:
-        return line is not None and self.outcome_of(line) == DIFFERS
+    def is_different(self, line: PlanLine | None) -> bool:
+        return line is not None and self.get_outcome(line) == DIFFERS
 
-    def _found_of(self, line: PlanLine) -> PlanLine | None:
-        return self._found.get((line.strategy, line.label)) if self._is_current else None
+    def _find_line(self, line: PlanLine) -> PlanLine | None:
+        return self._lines.get((line.strategy, line.label)) if self._is_current else None
 
     def start(self) -> None:
         """Verify every strategy of the plan, unless that goes on already."""
         config = self._plan.config
         if config is None or self.obstacle or self.is_running:
             return
-        self._found.clear()
+        self._lines.clear()
         self._failure, self._question = "", self._plan.question
         process = self._plan.planner.verify(config, self._plan.devices, self)
-        process.line_came.connect(self._take)
-        process.ended.connect(self._ended)
+        process.line_received.connect(self._on_line)
+        process.ended.connect(self._on_ended)
         self._process = process
         process.start()
         self.changed.emit()
@@ -109,25 +109,25 @@ class PlanVerification(Asker):
     def cancel(self) -> None:
         """What was found stays."""
         if self.is_running:
-            self._drop_process()
+            self._stop_process()
             self.changed.emit()
 
-    def follow(self) -> None:
+    def discard_if_outdated(self) -> None:
         """The plan's question may be another now: then nothing of this is of use."""
         if self._question and not self._is_current:
             self._question = ""
-            self._found.clear()
+            self._lines.clear()
             self.cancel()
 
     def close(self) -> None:
-        self._end_processes()
+        self._abort_processes()
 
-    def _take(self, line: PlanLine) -> None:
+    def _on_line(self, line: PlanLine) -> None:
         if self.sender() is self._process and not line.changes:
-            self._found[line.strategy, line.label] = line
+            self._lines[line.strategy, line.label] = line
             self.changed.emit()
 
-    def _ended(self, reason: str) -> None:
+    def _on_ended(self, reason: str) -> None:
         if self.sender() is self._process:
             self._process, self._failure = None, reason
             self.changed.emit()

@@ -16,15 +16,15 @@ from rankdeck.config import RunConfig
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.prediction import read_prediction
 from rankdeck_app.io_thread import IoThread
-from rankdeck_app.state.plan import DraftPlan, is_choice_of
-from rankdeck_app.state.plan_process import Asker, Planner
-from rankdeck_app.state.plan_words import is_virtual
+from rankdeck_app.state.plan import DraftPlan, is_same_strategy
+from rankdeck_app.state.plan_process import Planner, PlannerClient
+from rankdeck_app.state.plan_text import is_virtual
 
 if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
 
 
-class Predictions(Asker):
+class Predictions(PlannerClient):
     """Tells each run that is followed what was predicted for it, as soon as that is known."""
 
     def __init__(
@@ -33,91 +33,95 @@ class Predictions(Asker):
         plan: DraftPlan,
         parent: QObject | None = None,
         *,
-        disk: IoThread | None = None,
+        io_thread: IoThread | None = None,
     ) -> None:
         super().__init__(parent)
-        self._disk = disk or IoThread(self)
+        self._io_thread = io_thread or IoThread(self)
         self._planner, self._plan = planner, plan
-        self._followed: dict[LiveRun, RunConfig | None] = {}
+        self._configs: dict[LiveRun, RunConfig | None] = {}
         """The configuration that each run was last asked about with."""
-        self._waiting: list[LiveRun] = []
-        plan.changed.connect(self._go_on)
+        self._pending_runs: list[LiveRun] = []
+        plan.changed.connect(self._predict_next)
 
-    def follow(self, run: LiveRun) -> None:
+    def add_run(self, run: LiveRun) -> None:
         """A run is looked at; its configuration and devices are known by now or a little later."""
-        if run not in self._followed:
-            self._followed[run] = None
-            run.changed.connect(partial(self._look, run))
-            self._look(run, None)
+        if run not in self._configs:
+            self._configs[run] = None
+            run.changed.connect(partial(self._on_run_changed, run))
+            self._on_run_changed(run, None)
 
-    def forget(self, run: LiveRun) -> None:
-        self._followed.pop(run, None)
-        self._drop(run)
+    def remove_run(self, run: LiveRun) -> None:
+        self._configs.pop(run, None)
+        self._remove_pending(run)
 
-    def _drop(self, run: LiveRun) -> None:
-        if run in self._waiting:
-            self._waiting.remove(run)
+    def _remove_pending(self, run: LiveRun) -> None:
+        if run in self._pending_runs:
+            self._pending_runs.remove(run)
 
     def close(self) -> None:
-        self._followed.clear()
-        self._waiting.clear()
-        self._end_processes()
+        self._configs.clear()
+        self._pending_runs.clear()
+        self._abort_processes()
 
-    def _look(self, run: LiveRun, _changed: object) -> None:
-        if run in self._followed and run.config is not self._followed[run] and run.devices:
-            self._followed[run] = run.config
-            self._drop(run)
-            self._waiting.append(run)
-            self._disk.do(partial(read_prediction, run.run), partial(self._found, run))
+    def _on_run_changed(self, run: LiveRun, _changed: object) -> None:
+        if run in self._configs and run.config is not self._configs[run] and run.devices:
+            self._configs[run] = run.config
+            self._remove_pending(run)
+            self._pending_runs.append(run)
+            self._io_thread.submit(
+                partial(read_prediction, run.run_dir), partial(self._on_prediction_read, run)
+            )
 
-    def _found(self, run: LiveRun, line: PlanLine | None) -> None:
-        self._tell(run, line)
-        self._go_on()
+    def _on_prediction_read(self, run: LiveRun, line: PlanLine | None) -> None:
+        self._set_prediction(run, line)
+        self._predict_next()
 
-    def _tell(self, run: LiveRun, line: PlanLine | None) -> None:
-        if line is not None and run in self._waiting and _is_of(line, run):
-            self._waiting.remove(run)
-            run.predict(line)
+    def _set_prediction(self, run: LiveRun, line: PlanLine | None) -> None:
+        if line is not None and run in self._pending_runs and _is_prediction_of(line, run):
+            self._pending_runs.remove(run)
+            run.set_prediction(line)
 
-    def _go_on(self) -> None:
+    def _predict_next(self) -> None:
         """Take what the form knows; ask about the next run when the form has no question open."""
-        for run in list(self._waiting):
+        for run in list(self._pending_runs):
             assert run.config is not None
-            self._tell(run, self._plan.line_for(run.config))
-        is_free = self._process is None and not self._plan.is_asking and self._planner.is_automatic()
-        if is_free and self._waiting:
-            run = self._waiting[0]
+            self._set_prediction(run, self._plan.find_line(run.config))
+        is_free = self._process is None and not self._plan.is_planning and self._planner.is_automatic()
+        if is_free and self._pending_runs:
+            run = self._pending_runs[0]
             assert run.config is not None
-            self._planner.look_at_trust(run.config, partial(self._predict, run), key=self, run=run.run.path)
+            self._planner.check_trust(
+                run.config, partial(self._on_trust_checked, run), key=self, run=run.run_dir.path
+            )
 
-    def _predict(self, run: LiveRun, needs_trust: bool) -> None:
-        if run not in self._waiting or self._process is not None:
+    def _on_trust_checked(self, run: LiveRun, needs_trust: bool) -> None:
+        if run not in self._pending_runs or self._process is not None:
             return
         if needs_trust:
-            self._waiting.remove(run)
-            self._go_on()
+            self._pending_runs.remove(run)
+            self._predict_next()
             return
         config = run.config
-        self._process = self._planner.predict(run.run.path, self)
-        self._process.ended.connect(lambda _reason: self._answered(run, config))
+        self._process = self._planner.predict(run.run_dir.path, self)
+        self._process.ended.connect(lambda _reason: self._on_predicted(run, config))
         self._process.start()
 
-    def _answered(self, run: LiveRun, config: RunConfig | None) -> None:
+    def _on_predicted(self, run: LiveRun, config: RunConfig | None) -> None:
         self._process = None
 
         def found(line: PlanLine | None) -> None:
-            self._tell(run, line)
+            self._set_prediction(run, line)
             if run.config is config:  # else it was asked about an attempt that another one follows
-                self._drop(run)
-            self._go_on()
+                self._remove_pending(run)
+            self._predict_next()
 
-        self._disk.do(partial(read_prediction, run.run), found)
+        self._io_thread.submit(partial(read_prediction, run.run_dir), found)
 
 
-def _is_of(line: PlanLine, run: LiveRun) -> bool:
+def _is_prediction_of(line: PlanLine, run: LiveRun) -> bool:
     """Whether a line is of what the attempt trains with, on devices like its own: a run that was resumed may
     have others."""
     are_virtual = all(map(is_virtual, line.devices))
-    if run.config is None or not is_choice_of(line, run.config):
+    if run.config is None or not is_same_strategy(line, run.config):
         return False
     return len(line.devices) == len(run.devices) and are_virtual == run.is_rehearsal

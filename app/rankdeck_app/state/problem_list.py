@@ -12,12 +12,12 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import Problem
-from rankdeck_app.language import in_words, spoken
+from rankdeck_app.language import translate, translate_problem
 
-DRAFT = "draft"
-SCRIPT = "script"
-LAUNCH = "launch"
-DEVICES = "devices"
+DRAFT_OWNER = "draft"
+SCRIPT_OWNER = "script"
+LAUNCH_OWNER = "launch"
+DEVICES_OWNER = "devices"
 
 
 @dataclass(frozen=True)
@@ -40,31 +40,31 @@ class ListedProblem:
         return self.problem.severity != "error"
 
 
-def text_of(problem: Problem) -> str:
+def problem_text(problem: Problem) -> str:
     """`Problem.text` in the window's words."""
-    said = in_words(problem)
-    return "\n".join(filter(None, (spoken(said.headline()), said.advice)))
+    said = translate_problem(problem)
+    return "\n".join(filter(None, (translate(said.headline()), said.advice)))
 
 
 class ProblemList(QObject):
     """`entries` in the order in which they are shown: what is of one run together, its errors first; of other
-    runs than the one on show (`on_show`) at the end."""
+    runs than the one on show (`shown_run`) at the end."""
 
     changed = Signal()
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._owners: dict[str, list[ListedProblem]] = {}
-        self.on_show: Path | None = None
+        self.shown_run: Path | None = None
 
-    def show_run(self, run: Path | None) -> None:
+    def set_shown_run(self, run: Path | None) -> None:
         """Another run is on show; None where none is."""
-        if run != self.on_show:
-            self.on_show = run
+        if run != self.shown_run:
+            self.shown_run = run
             self.changed.emit()
 
-    def is_of_another_run(self, entry: ListedProblem) -> bool:
-        return self.on_show is not None and entry.run not in (None, self.on_show)
+    def is_of_other_run(self, entry: ListedProblem) -> bool:
+        return self.shown_run is not None and entry.run not in (None, self.shown_run)
 
     @property
     def entries(self) -> list[ListedProblem]:
@@ -72,7 +72,7 @@ class ProblemList(QObject):
         groups = {entry.group: place for place, entry in reversed(list(enumerate(found)))}
         return sorted(
             found,
-            key=lambda entry: (self.is_of_another_run(entry), groups[entry.group], entry.is_warning),
+            key=lambda entry: (self.is_of_other_run(entry), groups[entry.group], entry.is_warning),
         )
 
     @property
@@ -87,7 +87,7 @@ class ProblemList(QObject):
         """The problems of an owner are these now, which are said in the window's words; none takes the owner
         off the list.
         """
-        entries = [ListedProblem(owner, title, in_words(problem), run) for problem in problems]
+        entries = [ListedProblem(owner, title, translate_problem(problem), run) for problem in problems]
         if entries == self._owners.get(owner, []):
             return
         if entries:

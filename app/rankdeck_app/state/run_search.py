@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from rankdeck.run.row import RunInfo
 
-_PART = re.compile(r'(-?)(?:([A-Za-z]+):)?(?:"([^"]*)"?|(\S+))')
+_TERM = re.compile(r'(-?)(?:([A-Za-z]+):)?(?:"([^"]*)"?|(\S+))')
 
-FIELDS: dict[str, Callable[[RunInfo], Iterable[str]]] = {
+SEARCH_FIELDS: dict[str, Callable[[RunInfo], Iterable[str]]] = {
     "name": lambda info: (info.title, info.name),
     "tag": lambda info: info.labels.tags,
     "note": lambda info: (info.labels.note,),
@@ -28,10 +28,10 @@ FIELDS: dict[str, Callable[[RunInfo], Iterable[str]]] = {
 
 
 @dataclass(frozen=True)
-class _Part:
+class _SearchTerm:
     text: str
     field: str
-    is_wanted: bool
+    is_included: bool
 
 
 class RunSearch:
@@ -39,29 +39,29 @@ class RunSearch:
 
     def __init__(self, text: str = "") -> None:
         self.text = text
-        self._parts = [part for found in _PART.finditer(text) if (part := _part_of(found)) is not None]
+        self._terms = [part for found in _TERM.finditer(text) if (part := _parse_term(found)) is not None]
 
     def matches(self, info: RunInfo) -> bool:
-        return all(_holds(part, info) is part.is_wanted for part in self._parts)
+        return all(_matches_term(part, info) is part.is_included for part in self._terms)
 
     @property
-    def asks_for_archived(self) -> bool:
+    def includes_archived(self) -> bool:
         """Whether runs that were put away are among those that are looked for."""
-        return any(part.field == "is" and part.is_wanted for part in self._parts)
+        return any(part.field == "is" and part.is_included for part in self._terms)
 
 
-def _part_of(found: re.Match[str]) -> _Part | None:
+def _parse_term(found: re.Match[str]) -> _SearchTerm | None:
     minus, field, quoted, plain = found.groups()
     text = quoted if quoted is not None else plain
     if not field and quoted is None and text.endswith(":"):  # "tag:" alone: those that have one
         field, text = text[:-1], ""
-    if field and field.lower() not in FIELDS:
+    if field and field.lower() not in SEARCH_FIELDS:
         text, field = f"{field}:{text}", ""
-    return _Part(text.casefold(), (field or "").lower(), not minus) if text or field else None
+    return _SearchTerm(text.casefold(), (field or "").lower(), not minus) if text or field else None
 
 
-def _holds(part: _Part, info: RunInfo) -> bool:
-    fields = [FIELDS[part.field]] if part.field else FIELDS.values()
+def _matches_term(part: _SearchTerm, info: RunInfo) -> bool:
+    fields = [SEARCH_FIELDS[part.field]] if part.field else SEARCH_FIELDS.values()
     texts = (text.casefold() for values in fields for text in values(info) if text)
     if part.field in ("state", "strategy", "is"):  # "dp" is not "ddp"
         return any(text.startswith(part.text) for text in texts)

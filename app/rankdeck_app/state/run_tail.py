@@ -15,26 +15,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.garbage import collector_paused
+from rankdeck.base.garbage import pause_gc
 from rankdeck.config import RunConfig
 from rankdeck.config.script import ScriptConfig
 from rankdeck.events import AnyEvent
 from rankdeck.run.batch import Batch
-from rankdeck.rundir import End, EventReader, LineCounts, RunDir, labels_stamp
+from rankdeck.run_dir import EventReader, ExitRecord, LineCounts, RunDir, labels_stamp
 
-POLL_S = 0.04
-POLL_ENDED_S = 1.0
-OUTCOME_EVERY_S = 0.5
+POLL_INTERVAL_S = 0.04
+ENDED_POLL_INTERVAL_S = 1.0
+OUTCOME_INTERVAL_S = 0.5
 # Not with each frame: every hand-over has costs of its own, and the two threads wait for each other at each.
-_HAND_OVER_EVERY_S = 0.06
-_PASS_BYTES = 8 << 20
+_DELIVERY_INTERVAL_S = 0.06
+_READ_BYTES = 8 << 20
 # Half a millisecond of decoding: the thread lets go of the interpreter's lock between two chunks.
 _CHUNK_BYTES = 1 << 17
-_MOST_WAITING = 64
+_MAX_QUEUED = 64
 
 
 @dataclass
-class Passed:
+class TailUpdate:
     """What was read since the last hand-over: a batch for the fold, and what other files say."""
 
     batch: Batch = field(default_factory=Batch)
@@ -42,25 +42,25 @@ class Passed:
     config: RunConfig | None = None
     script: ScriptConfig | None = None
     outcome: str | None = None
-    end: End | None = None
+    exit_record: ExitRecord | None = None
 
 
 class RunTail(threading.Thread):
-    """Reads one run from the start, then follows it until `stop`. `batches` is safe to pop from elsewhere."""
+    """Reads one run from the start, then follows it until `stop`. `updates` is safe to pop from elsewhere."""
 
     def __init__(self, run: RunDir) -> None:
         super().__init__(name=f"tail {run.name}", daemon=True)
-        self.batches: deque[Passed] = deque()
+        self.updates: deque[TailUpdate] = deque()
         self._run = run
         self._reader = EventReader(run)
-        self._stopping = threading.Event()
-        self._passed = Passed()
-        self._handed_over = 0.0
-        self._said = LineCounts()
+        self._stop_event = threading.Event()
+        self._update = TailUpdate()
+        self._last_delivery_s = 0.0
+        self._reported_counts = LineCounts()
 
     def stop(self) -> None:
         """Ends the thread, and waits for it unless a disk holds it up: then it ends when the disk lets go."""
-        self._stopping.set()
+        self._stop_event.set()
         if self.is_alive():
             self.join(timeout=1)
 
@@ -69,71 +69,71 @@ class RunTail(threading.Thread):
         configured: Path | None = None
         outcome: str | None = None
         labelled: object = None
-        looked = -OUTCOME_EVERY_S
-        while not self._stopping.is_set():
-            if time.monotonic() - looked >= OUTCOME_EVERY_S:
+        looked = -OUTCOME_INTERVAL_S
+        while not self._stop_event.is_set():
+            if time.monotonic() - looked >= OUTCOME_INTERVAL_S:
                 looked = time.monotonic()
                 outcome = self._run.outcome()
                 # The next attempt may have another configuration.
                 if (file := self._run.config_file) != configured:
                     configured = file
-                    self._read_configuration()
+                    self._read_config()
                 if (stamp := (labels_stamp(self._run.path), configured)) != labelled:
-                    self._passed.title, labelled = self._run.title, stamp
+                    self._update.title, labelled = self._run.title, stamp
             # The outcome was looked up before: all events of a run that is over are in this pass or earlier
             # ones. It waits where there was any; the next pass follows at once.
-            found_any = self._pass()
-            self._hand_over()
+            found_any = self._read_new()
+            self._deliver()
             if found_any:
                 continue
             if outcome != said:
-                self._passed.outcome, self._passed.end = outcome, self._run.end()
+                self._update.outcome, self._update.exit_record = outcome, self._run.exit_record()
                 said = outcome
-                self._hand_over()
-            self._stopping.wait(POLL_ENDED_S if said not in (None, "running") else POLL_S)
+                self._deliver()
+            self._stop_event.wait(ENDED_POLL_INTERVAL_S if said not in (None, "running") else POLL_INTERVAL_S)
 
-    def _read_configuration(self) -> None:
+    def _read_config(self) -> None:
         try:
-            self._passed.script = self._run.script()
-            if self._passed.script is None:
-                self._passed.config = self._run.config()
+            self._update.script = self._run.script()
+            if self._update.script is None:
+                self._update.config = self._run.config()
         except (ConfigError, OSError):
             pass  # what the run was started with stays unknown
 
-    def _pass(self) -> bool:
+    def _read_new(self) -> bool:
         """Reads what is new, up to a few MiB; whether there was anything."""
         found_any = False
-        chunks = self._reader.batches(_PASS_BYTES, _CHUNK_BYTES)
-        while not self._stopping.is_set() and self._take_next(chunks):
+        chunks = self._reader.batches(_READ_BYTES, _CHUNK_BYTES)
+        while not self._stop_event.is_set() and self._decode_next(chunks):
             found_any = True
-            if time.monotonic() - self._handed_over > _HAND_OVER_EVERY_S:
-                self._hand_over()
+            if time.monotonic() - self._last_delivery_s > _DELIVERY_INTERVAL_S:
+                self._deliver()
         return found_any
 
-    def _take_next(self, chunks: Iterator[tuple[str, list[AnyEvent]]]) -> bool:
+    def _decode_next(self, chunks: Iterator[tuple[str, list[AnyEvent]]]) -> bool:
         """Decodes, takes and frees one chunk with the cycle collector off, whether there was one.
 
         Events hold no cycles, and looking for some among a million of them doubles the time.
         """
-        with collector_paused():
+        with pause_gc():
             chunk = next(chunks, None)
             if chunk is None:
                 return False
-            self._passed.batch.add(*chunk)
+            self._update.batch.add(*chunk)
             del chunk
             return True
 
-    def _hand_over(self) -> None:
-        self._handed_over = time.monotonic()
+    def _deliver(self) -> None:
+        self._last_delivery_s = time.monotonic()
         counts = self._reader.counts()
-        if counts != self._said:
-            self._passed.batch.counts = self._said = counts
-        passed = self._passed
+        if counts != self._reported_counts:
+            self._update.batch.counts = self._reported_counts = counts
+        passed = self._update
         nothing = not passed.batch.num_events and passed.batch.counts is None
         known = (passed.title, passed.config, passed.script, passed.outcome)
         if nothing and all(one is None for one in known):
             return
-        self.batches.append(passed)
-        self._passed = Passed()
-        while len(self.batches) > _MOST_WAITING and not self._stopping.wait(0.005):
+        self.updates.append(passed)
+        self._update = TailUpdate()
+        while len(self.updates) > _MAX_QUEUED and not self._stop_event.wait(0.005):
             pass

@@ -25,71 +25,72 @@ from PySide6.QtCore import (
 
 from rankdeck.base.home import state_dir
 from rankdeck.run.row import RunInfo
-from rankdeck.run.row_index import RunRows, Stamp, stamp_of
-from rankdeck.rundir import Labels, RaceDir, RunDir, list_races, list_runs
+from rankdeck.run.row_index import FileStamp, RunRows, read_stamp
+from rankdeck.run_dir import Labels, RaceDir, RunDir, list_races, list_runs
 from rankdeck_app.language import tr
 
 if TYPE_CHECKING:
-    from rankdeck.run.row_figures import FollowedFigures
+    from rankdeck.run.row_metrics import RunMetricsReader
 
 
-RESCAN_MS = 1000
+RESCAN_INTERVAL_MS = 1000
 # Python runs one thread at a time: the window gets its turn after each slice of what takes long.
 SLICE_S, PAUSE_S = 0.01, 0.005
-TELL_EVERY_S = 0.5
+REPORT_INTERVAL_S = 0.5
 
 
 class _Scanner(QObject):
-    """Lives in the thread; `found` brings a list that differs from the last one, and how many runs there are
-    besides. Between two looks it makes what is missing, a slice at a time, so that a look comes in between.
+    """Lives in the thread; `infos_found` brings a list that differs from the last one, and how many runs
+    there are besides. Between two looks it makes what is missing, a slice at a time, so that a look comes in
+    between.
     """
 
-    found = Signal(list, int)
-    looked = Signal()
-    _more = Signal()
+    infos_found = Signal(list, int)
+    scanned = Signal()
+    _work_requested = Signal()
 
     def __init__(self) -> None:
         super().__init__()
         self._scan: RunScan | None = None
-        self._last: list[RunInfo] | None = None
-        self._told_s = 0.0
+        self._last_infos: list[RunInfo] | None = None
+        self._last_report_s = 0.0
         self._is_working = False
-        self._more.connect(self._work, Qt.ConnectionType.QueuedConnection)
+        self._work_requested.connect(self._work, Qt.ConnectionType.QueuedConnection)
 
     @Slot(Path, bool)
-    def look(self, folder: Path, everything: bool) -> None:
+    def scan(self, folder: Path, everything: bool) -> None:
         is_new = self._scan is None or self._scan.folder != folder
         if self._scan is None or is_new:
             self._scan = RunScan(folder)
-        infos = self._scan.look(everything=everything)
+        infos = self._scan.scan(is_full_requested=everything)
         if not self._is_working or is_new:
-            self._tell(infos)
-        self.looked.emit()
+            self._report(infos)
+        self.scanned.emit()
         # Figures bring numpy: not beside what the window does first.
-        if not self._is_working and (self._scan.unread or (self._scan.unfolded and not is_new)):
+        if not self._is_working and (self._scan.unread or (self._scan.missing_metrics and not is_new)):
             self._is_working = True
-            self._more.emit()
+            self._work_requested.emit()
 
     @Slot()
     def _work(self) -> None:
         assert self._scan is not None
         if self._scan.unread:
-            self._scan.read_on(SLICE_S)
+            self._scan.read_rows(SLICE_S)
         else:
-            self._scan.fold_on(SLICE_S)
-        self._is_working = bool(self._scan.unread or self._scan.unfolded)
-        if not self._is_working or time.monotonic() - self._told_s >= TELL_EVERY_S:
-            self._tell(self._scan.infos())
+            self._scan.read_metrics(SLICE_S)
+        self._is_working = bool(self._scan.unread or self._scan.missing_metrics)
+        if not self._is_working or time.monotonic() - self._last_report_s >= REPORT_INTERVAL_S:
+            self._report(self._scan.infos())
         if self._is_working:
             time.sleep(PAUSE_S)
-            self._more.emit()
+            self._work_requested.emit()
 
-    def _tell(self, infos: list[RunInfo]) -> None:
+    def _report(self, infos: list[RunInfo]) -> None:
         assert self._scan is not None
-        self._told_s = time.monotonic()
-        if infos != self._last:
-            self._last = infos
-            self.found.emit(infos, len(self._scan.unread))
+        self._last_report_s = time.monotonic()
+        if infos != self._last_infos:
+            self._last_infos = infos
+            self.infos_found.emit(infos, len(self._scan.unread))
 
 
 def with_entries(infos: list[RunInfo]) -> list[RunInfo]:
@@ -145,13 +146,13 @@ class RunsModel(QAbstractListModel):
 
 
 class Runs(QObject):
-    """`infos` is the last list, in which a race is one row; `changed` says that it differs, `ended` that what
-    was alive is over; `aged` comes once a second, when what is said of ages may be another."""
+    """`infos` is the last list, in which a race is one row; `changed` says that it differs, `run_ended` that
+    what was alive is over; `ages_changed` comes once a second, when what is said of ages may be another."""
 
     changed = Signal()
-    aged = Signal()
-    ended = Signal(object)
-    _wanted = Signal(Path, bool)
+    ages_changed = Signal()
+    run_ended = Signal(object)
+    _scan_requested = Signal(Path, bool)
 
     def __init__(self, folder: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -160,20 +161,20 @@ class Runs(QObject):
         self.num_unread = 0
         """Runs that are there and whose rows are still being made."""
         self.model = RunsModel(self)
-        self.known = False
+        self.is_known = False
         self._by_path: dict[Path, RunInfo] = {}
         self._thread = QThread()
         self._thread.setObjectName("runs")
         self._scanner = _Scanner()
         self._scanner.moveToThread(self._thread)
-        self._wanted.connect(self._scanner.look, Qt.ConnectionType.QueuedConnection)
-        self._scanner.found.connect(self._found, Qt.ConnectionType.QueuedConnection)
-        self._scanner.looked.connect(self._looked, Qt.ConnectionType.QueuedConnection)
-        self._looking = False
-        self._look_at_all = False
-        self._timer = QTimer(self, interval=RESCAN_MS)
+        self._scan_requested.connect(self._scanner.scan, Qt.ConnectionType.QueuedConnection)
+        self._scanner.infos_found.connect(self._on_infos_found, Qt.ConnectionType.QueuedConnection)
+        self._scanner.scanned.connect(self._on_scanned, Qt.ConnectionType.QueuedConnection)
+        self._is_scanning = False
+        self._is_full_requested = False
+        self._timer = QTimer(self, interval=RESCAN_INTERVAL_MS)
         self._timer.timeout.connect(self.rescan)
-        self._timer.timeout.connect(self.aged)
+        self._timer.timeout.connect(self.ages_changed)
 
     def start(self) -> None:
         self._thread.start(QThread.Priority.LowPriority)
@@ -190,51 +191,51 @@ class Runs(QObject):
             self._folder = folder
             self.rescan()
 
-    def rescan(self, *, everything: bool = False) -> None:
-        """Look now, at runs that are over too if `everything` is asked for. While a look is under way (a slow
+    def rescan(self, *, is_full: bool = False) -> None:
+        """Look now, at runs that are over too if `is_full` is asked for. While a look is under way (a slow
         disk) no second one is asked for, but what has to be looked at is looked at after it."""
-        self._look_at_all = self._look_at_all or everything
-        if not self._looking:
-            self._looking = True
-            self._wanted.emit(self._folder, self._look_at_all)
-            self._look_at_all = False
+        self._is_full_requested = self._is_full_requested or is_full
+        if not self._is_scanning:
+            self._is_scanning = True
+            self._scan_requested.emit(self._folder, self._is_full_requested)
+            self._is_full_requested = False
 
     @Slot()
-    def _looked(self) -> None:
-        self._looking = False
-        if self._look_at_all:
+    def _on_scanned(self) -> None:
+        self._is_scanning = False
+        if self._is_full_requested:
             self.rescan()
 
     @property
-    def alive(self) -> list[RunInfo]:
+    def alive_runs(self) -> list[RunInfo]:
         return [info for info in self.infos if info.is_alive]
 
-    def info_of(self, path: Path) -> RunInfo | None:
+    def find_info(self, path: Path) -> RunInfo | None:
         return self._by_path.get(path)
 
-    def title_of(self, path: Path) -> str:
+    def get_title(self, path: Path) -> str:
         """What a run is called; the folder's name until it has been read."""
-        info = self.info_of(path)
+        info = self.find_info(path)
         return path.name if info is None else info.title
 
-    def relabel(self, path: Path, title: str, labels: Labels) -> None:
+    def update_labels(self, path: Path, title: str, labels: Labels) -> None:
         """What a person has just said of a run is shown at once; the next look at all of them finds it."""
         if path in self._by_path:
             relabelled = replace(self._by_path[path], title=title, labels=labels)
-            self._show([relabelled if info.path == path else info for info in self.infos])
-            self.rescan(everything=True)
+            self._set_infos([relabelled if info.path == path else info for info in self.infos])
+            self.rescan(is_full=True)
 
     @Slot(list, int)
-    def _found(self, infos: list[RunInfo], num_unread: int) -> None:
-        were_alive = {info.path for info in self.alive}
-        self.num_unread, self.known = num_unread, True
-        self._show(infos)
+    def _on_infos_found(self, infos: list[RunInfo], num_unread: int) -> None:
+        were_alive = {info.path for info in self.alive_runs}
+        self.num_unread, self.is_known = num_unread, True
+        self._set_infos(infos)
         for path in were_alive:
             info = self._by_path.get(path)
             if info is not None and not info.is_alive:
-                self.ended.emit(info)
+                self.run_ended.emit(info)
 
-    def _show(self, infos: list[RunInfo]) -> None:
+    def _set_infos(self, infos: list[RunInfo]) -> None:
         self.infos = infos
         rows = with_entries(infos)
         self._by_path = {info.path: info for info in rows}
@@ -250,130 +251,132 @@ class Runs(QObject):
 # Runs that go on are read at every look. No Qt and no thread here: `Runs` calls it in one.
 
 # Runs of other folders vanish without a trace in the folder that is watched: look at all of them this often.
-FULL_SCAN_EVERY = 30
-_SAVE_EVERY = 500
-_PASS_BYTES = 1 << 20
+FULL_SCAN_INTERVAL = 30
+_SAVE_INTERVAL = 500
+_READ_BYTES = 1 << 20
 
 
 class RunScan:
-    """`unread` are runs without a row yet, `unfolded` those without figures; both newest first."""
+    """`unread` are runs without a row yet, `missing_metrics` those without figures; both newest first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stamps: tuple[int | None, ...] = (None, None)
-        self._looks = 0
+        self._num_scans = 0
         self._rows = RunRows()
         self._runs: dict[Path, RunDir | RaceDir] = {}
         self._infos: dict[Path, RunInfo] = {}
-        self._followed: dict[Path, FollowedFigures] = {}
-        self._folding: tuple[Path, FollowedFigures, tuple[Stamp, int]] | None = None
-        self._bare: set[Path] = set()
+        self._live_readers: dict[Path, RunMetricsReader] = {}
+        self._current_reader: tuple[Path, RunMetricsReader, tuple[FileStamp, int]] | None = None
+        self._without_metrics: set[Path] = set()
         """Whose row came without figures."""
         self.unread: list[RunDir | RaceDir] = []
-        self.unfolded: list[Path] = []
+        self.missing_metrics: list[Path] = []
 
-    def look(self, *, everything: bool = False, for_s: float = 0.25) -> list[RunInfo]:
-        """Every run with a row, newest first. Rows that have to be made are made for `for_s` seconds at most:
-        the others are `unread`."""
-        index, here = (_mtime(path) for path in (state_dir() / "runs.index", self.folder))
-        is_full = everything or self._looks % FULL_SCAN_EVERY == 0 or index != self._stamps[0]
+    def scan(self, *, is_full_requested: bool = False, timeout_s: float = 0.25) -> list[RunInfo]:
+        """Every run with a row, newest first. Rows that have to be made are made for `timeout_s` seconds at
+        most: the others are `unread`."""
+        index, here = (_mtime_ns(path) for path in (state_dir() / "runs.index", self.folder))
+        is_full = is_full_requested or self._num_scans % FULL_SCAN_INTERVAL == 0 or index != self._stamps[0]
         if is_full or here != self._stamps[1]:
-            self._list()
+            self._list_runs()
         self._stamps = index, here
-        self._looks += 1
+        self._num_scans += 1
         for path in list(self._infos) if is_full else [p for p, one in self._infos.items() if one.is_alive]:
-            self._look_at(path)
+            self._update_row(path)
         self.unread = [run for path, run in self._runs.items() if path not in self._infos]
-        self.read_on(for_s)
-        self._follow_living()
-        self.unfolded = [path for path in self._runs if path in self._bare and not self._infos[path].is_alive]
+        self.read_rows(timeout_s)
+        self._update_live_runs()
+        self.missing_metrics = [
+            path for path in self._runs if path in self._without_metrics and not self._infos[path].is_alive
+        ]
         return self.infos()
 
     def infos(self) -> list[RunInfo]:
         return [info for path in self._runs if (info := self._infos.get(path)) is not None]
 
-    def _list(self) -> None:
+    def _list_runs(self) -> None:
         found: list[RunDir | RaceDir] = [*list_runs(self.folder), *list_races(self.folder)]
         self._runs = {one.path: one for one in sorted(found, key=lambda one: one.name, reverse=True)}
         gone = self._infos.keys() - self._runs.keys()
         self._rows.forget(gone)
-        self._bare -= gone
+        self._without_metrics -= gone
         for path in gone:
             del self._infos[path]
 
-    def _look_at(self, path: Path) -> None:
+    def _update_row(self, path: Path) -> None:
         """The row as it is now; its figures stay on show until they are made anew."""
         before = self._infos.get(path)
         try:
             info = self._rows.info(self._runs[path])
         except OSError:
             return  # it is being removed: the next list is without it
-        if info.figures is None:
-            self._bare.add(path)
-            info = replace(info, figures=None if before is None else before.figures)
+        if info.metrics is None:
+            self._without_metrics.add(path)
+            info = replace(info, metrics=None if before is None else before.metrics)
         else:
-            self._bare.discard(path)
+            self._without_metrics.discard(path)
         if info != before:
             self._infos[path] = info
 
     # What takes its time
 
-    def read_on(self, for_s: float) -> None:
+    def read_rows(self, for_s: float) -> None:
         """Make rows, newest first."""
         end_s = time.monotonic() + for_s
         done = 0
         for run in self.unread:
-            self._look_at(run.path)
+            self._update_row(run.path)
             done += 1
             if time.monotonic() >= end_s:
                 break
         del self.unread[:done]
-        self._save_some()
+        self._save_if_due()
 
-    def fold_on(self, for_s: float) -> None:
+    def read_metrics(self, for_s: float) -> None:
         """Make figures, newest first; what a run of many steps takes is taken in parts."""
         end_s = time.monotonic() + for_s
-        while self.unfolded and time.monotonic() < end_s:
-            path = self.unfolded[0]
-            if self._folding is None or self._folding[0] != path:
-                self._folding = path, _follow(RunDir(path)), stamp_of(path)
-            _, followed, stamp = self._folding
-            if followed.read_on(_PASS_BYTES):
+        while self.missing_metrics and time.monotonic() < end_s:
+            path = self.missing_metrics[0]
+            if self._current_reader is None or self._current_reader[0] != path:
+                self._current_reader = path, _make_reader(RunDir(path)), read_stamp(path)
+            _, followed, stamp = self._current_reader
+            if followed.read_chunk(_READ_BYTES):
                 continue
-            self._folding = None
-            del self.unfolded[0]
-            self._bare.discard(path)
-            self._rows.with_figures(RunDir(path), followed.figures(), stamp)
-            self._infos[path] = replace(self._infos[path], figures=followed.figures())
-        self._save_some()
+            self._current_reader = None
+            del self.missing_metrics[0]
+            self._without_metrics.discard(path)
+            self._rows.with_metrics(RunDir(path), followed.metrics(), stamp)
+            self._infos[path] = replace(self._infos[path], metrics=followed.metrics())
+        self._save_if_due()
 
-    def _follow_living(self) -> None:
+    def _update_live_runs(self) -> None:
         """The figures of runs that go on; those of a run that is over are made once more, of all of it."""
         alive = {path: info for path, info in self._infos.items() if info.is_alive and info.race is None}
-        self._followed = {path: one for path, one in self._followed.items() if path in alive}
-        for path, info in alive.items() if self._looks > 1 else ():
-            if path not in self._followed:
-                self._followed[path] = _follow(RunDir(path))
-            self._followed[path].read_on()
-            self._infos[path] = replace(info, figures=self._followed[path].figures())
+        self._live_readers = {path: one for path, one in self._live_readers.items() if path in alive}
+        for path, info in alive.items() if self._num_scans > 1 else ():
+            if path not in self._live_readers:
+                self._live_readers[path] = _make_reader(RunDir(path))
+            self._live_readers[path].read_chunk()
+            self._infos[path] = replace(info, metrics=self._live_readers[path].metrics())
 
     # The index
 
-    def _save_some(self) -> None:
-        if self._rows.num_unsaved >= _SAVE_EVERY or not (self.unread or self.unfolded):
+    def _save_if_due(self) -> None:
+        if self._rows.num_unsaved >= _SAVE_INTERVAL or not (self.unread or self.missing_metrics):
             self.save()
 
     def save(self) -> None:
         self._rows.save()
 
 
-def _follow(run: RunDir) -> FollowedFigures:
-    from rankdeck.run.row_figures import FollowedFigures  # brings numpy: not with the first paint
+def _make_reader(run: RunDir) -> RunMetricsReader:
+    from rankdeck.run.row_metrics import RunMetricsReader  # brings numpy: not with the first paint
 
-    return FollowedFigures(run)
+    return RunMetricsReader(run)
 
 
-def _mtime(path: Path) -> int | None:
+def _mtime_ns(path: Path) -> int | None:
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -16,15 +16,15 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.home import expanded
+from rankdeck.base.home import expand_home
 from rankdeck.base.phrases import phrase
 from rankdeck.config import environments, folder_file, interpreters, script
-from rankdeck.config.environments import OWN, Interpreter
+from rankdeck.config.environments import OWN_PYTHON_TEXT, Interpreter
 from rankdeck.config.folder_file import FOLDER_FILE, FolderFile, ScriptEntry
-from rankdeck.config.script import FoundScript
+from rankdeck.config.script import ScriptCandidate
 from rankdeck_app.io_thread import IoThread
-from rankdeck_app.language import in_words, tr
-from rankdeck_app.state.kept_file import KeptFile
+from rankdeck_app.language import tr, translate_problem
+from rankdeck_app.state.state_file import StateFile
 from rankdeck_app.state.workspace import Workspace
 
 Done = Callable[[], object]
@@ -38,32 +38,32 @@ class FolderFacts:
     folder: Path
     file: FolderFile
     problems: tuple[Problem, ...] = ()
-    scripts: tuple[FoundScript, ...] = ()
-    usual: Interpreter | None = None
+    scripts: tuple[ScriptCandidate, ...] = ()
+    default: Interpreter | None = None
     source: str = ""
-    known: tuple[Interpreter, ...] = field(default=())
+    interpreters: tuple[Interpreter, ...] = field(default=())
 
 
-def look_at(folder: Path, environ: Mapping[str, str]) -> FolderFacts:
+def scan_folder(folder: Path, environ: Mapping[str, str]) -> FolderFacts:
     """Everything but the person's choice; costs some tens of file reads."""
     problems: list[Problem] = []
     file = FolderFile(folder / FOLDER_FILE)
     try:
-        file = folder_file.read(folder)
-        problems += [problem for wrong in file.wrong.values() for problem in wrong]
+        file = folder_file.read_folder_file(folder)
+        problems += [problem for wrong in file.problems_by_entry.values() for problem in wrong]
     except ConfigError as error:
         problems += error.problems
     usual, source = None, ""
     try:
-        found = interpreters.choose(
+        found = interpreters.choose_python(
             None, folders=[folder], environ=environ, from_file=file.python, from_file_folder=folder
         )
-        usual, source = environments.describe(found.python, environ), found.source
+        usual, source = environments.describe_interpreter(found.python, environ), found.source
     except ConfigError as error:
         problems += error.problems
-    scripts = tuple(script.scripts_in(folder))
-    known = tuple(environments.all_known(folder, environ))
-    return FolderFacts(folder, file, tuple(map(in_words, problems)), scripts, usual, source, known)
+    scripts = tuple(script.find_scripts(folder))
+    known = tuple(environments.find_interpreters(folder, environ))
+    return FolderFacts(folder, file, tuple(map(translate_problem, problems)), scripts, usual, source, known)
 
 
 class ScriptFolder(QObject):
@@ -78,42 +78,48 @@ class ScriptFolder(QObject):
         choices_file: Path,
         parent: QObject | None = None,
         *,
-        disk: IoThread | None = None,
+        io_thread: IoThread | None = None,
     ) -> None:
         super().__init__(parent)
-        self._disk = disk or IoThread(self)
+        self._io_thread = io_thread or IoThread(self)
         self._workspace = workspace
-        self._kept = KeptFile(
-            choices_file, lambda: dict(self._choices), self, disk=disk, refused=self._say_forgotten
+        self._state_file = StateFile(
+            choices_file,
+            lambda: dict(self._choices),
+            self,
+            io_thread=io_thread,
+            on_error=self._warn_not_saved,
         )
-        self._choices = {folder: str(python) for folder, python in self._kept.read().items()}
+        self._choices = {folder: str(python) for folder, python in self._state_file.read().items()}
         self.facts = FolderFacts(workspace.folder, FolderFile(workspace.folder / FOLDER_FILE))
         self.is_known = False
         self._chosen: Interpreter | None = None
-        self._described: dict[Path, Interpreter | None] = {}
+        self._descriptions: dict[Path, Interpreter | None] = {}
         self._thread = IoThread(self, name="folder", started=True)
-        workspace.changed.connect(self._folder_changed)
-        self._describe_choice()
+        workspace.changed.connect(self._on_folder_changed)
+        self._load_choice()
 
     @property
     def folder(self) -> Path:
         return self._workspace.folder
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Look again; `changed` follows."""
         folder, environ = self.folder, dict(os.environ)
-        self._described.clear()
-        self._thread.do(partial(look_at, folder, environ), self._found, lambda _error: None, key="look")
+        self._descriptions.clear()
+        self._thread.submit(
+            partial(scan_folder, folder, environ), self._on_scanned, lambda _error: None, key="look"
+        )
 
     def close(self) -> None:
-        self._thread.leave()
+        self._thread.abandon()
 
     # The interpreter
 
     @property
     def interpreter(self) -> Interpreter | None:
         """What scripts of this folder run with; None until the first look."""
-        return self._chosen or self.facts.usual
+        return self._chosen or self.facts.default
 
     @property
     def is_chosen(self) -> bool:
@@ -138,17 +144,17 @@ class ScriptFolder(QObject):
         self._choices.pop(key, None)
         if python is not None:
             self._choices[key] = str(python)
-        self._describe_choice()
-        self._kept.save_now()
+        self._load_choice()
+        self._state_file.save_now()
 
-    def _say_forgotten(self, error: OSError) -> None:
+    def _warn_not_saved(self, error: OSError) -> None:
         self.failed.emit(tr("The interpreter holds, but will not be remembered: {why}.", why=error))
 
     def find(
         self,
         text: str,
-        found: Callable[[Path | None], object],
-        failed: Failed,
+        on_found: Callable[[Path | None], object],
+        on_error: Failed,
     ) -> None:
         """The interpreter of a path, an environment's folder or a command; of "" that of the folder, if it
         has one, also if it was chosen just now.
@@ -157,84 +163,90 @@ class ScriptFolder(QObject):
 
         def known(python: Path | None) -> None:
             usual = self.interpreter
-            found(python or (usual.python if usual is not None else None))
+            on_found(python or (usual.python if usual is not None else None))
 
-        self._disk.do(
-            lambda: interpreters.named(text, folder=folder, environ=environ, where=where) if text else None,
+        self._io_thread.submit(
+            lambda: (
+                interpreters.find_named_python(text, folder=folder, environ=environ, source=where)
+                if text
+                else None
+            ),
             known,
-            failed,
+            on_error,
         )
 
     def describe(self, python: str) -> Interpreter | None:
         """One that an entry or the form names. None until the disk has said; `changed` follows then."""
         place = self.folder / Path(python)
-        if place not in self._described:
-            self._described[place] = None
+        if place not in self._descriptions:
+            self._descriptions[place] = None
 
             def described(interpreter: Interpreter) -> None:
-                self._described[place] = interpreter
+                self._descriptions[place] = interpreter
                 self.changed.emit()
 
-            self._disk.do(lambda: environments.describe(expanded(place), os.environ), described)
-        return self._described[place]
+            self._io_thread.submit(
+                lambda: environments.describe_interpreter(expand_home(place), os.environ), described
+            )
+        return self._descriptions[place]
 
     # Entries
 
     def save_entry(self, name: str, entry: ScriptEntry, done: Done, failed: Failed) -> None:
         """`failed`: the file cannot be written, or is no TOML."""
-        self._change(partial(folder_file.add_entry, self.folder, name, entry), done, failed)
+        self._edit_file(partial(folder_file.add_entry, self.folder, name, entry), done, failed)
 
     def remove_entry(self, name: str, done: Done, failed: Failed) -> None:
         """`failed` as that of `save_entry`."""
-        self._change(partial(folder_file.remove_entry, self.folder, name), done, failed)
+        self._edit_file(partial(folder_file.remove_entry, self.folder, name), done, failed)
 
-    def _change(self, write: Callable[[], None], done: Done, failed: Failed) -> None:
+    def _edit_file(self, write: Callable[[], None], done: Done, failed: Failed) -> None:
         def written(_: None) -> None:
-            self.look()
+            self.scan()
             done()
 
-        self._disk.do(write, written, failed)
+        self._io_thread.submit(write, written, failed)
 
     # Helpers
 
-    def _found(self, facts: FolderFacts) -> None:
+    def _on_scanned(self, facts: FolderFacts) -> None:
         if facts != self.facts or not self.is_known:
             self.facts, self.is_known = facts, True
             self.changed.emit()
 
-    def _folder_changed(self) -> None:
+    def _on_folder_changed(self) -> None:
         if self.facts.folder != self.folder:
             self.facts = FolderFacts(self.folder, FolderFile(self.folder / FOLDER_FILE))
             self.is_known = False
-            self._thread.drop()
-            self._describe_choice()
-            self.look()
+            self._thread.discard()
+            self._load_choice()
+            self.scan()
 
-    def _describe_choice(self) -> None:
+    def _load_choice(self) -> None:
         """An interpreter that is gone is no choice any more. `changed` follows."""
         folder, text = self.folder, self._choices.get(str(self.folder))
 
         def describe() -> Interpreter | None:
             there = text is not None and environments.is_executable(Path(text))
-            return environments.describe(Path(text), os.environ) if there and text else None
+            return environments.describe_interpreter(Path(text), os.environ) if there and text else None
 
         def described(chosen: Interpreter | None) -> None:
             if folder == self.folder:
                 self._chosen = chosen
                 self.changed.emit()
 
-        self._disk.do(describe, described, key=self)
+        self._io_thread.submit(describe, described, key=self)
 
 
-def short_words(interpreter: Interpreter) -> str:
+def interpreter_text(interpreter: Interpreter) -> str:
     """ "Python 3.11.7 ('.venv')", as the status bar says it."""
     version = f"Python {interpreter.python_version}" if interpreter.python_version else "Python"
-    if interpreter.is_own:
-        return f"{version} ({tr(OWN)})"
+    if interpreter.is_rankdeck:
+        return f"{version} ({tr(OWN_PYTHON_TEXT)})"
     return f"{version} ('{interpreter.name}')" if interpreter.kind != "path" else version
 
 
-def place_of(python: Path) -> str:
+def shorten_home(python: Path) -> str:
     """A path with the person's home as ~."""
     home = str(Path.home())
     text = str(python)

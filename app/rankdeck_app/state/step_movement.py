@@ -20,29 +20,29 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from rankdeck.base.errors import ConfigError, DeviceError, Problem, changes_in_words
+from rankdeck.base.errors import ConfigError, DeviceError, Problem, format_changes
 from rankdeck.config import RunConfig, from_dict
-from rankdeck.config.catalog import StrategyCard, option_fields
+from rankdeck.config.catalog import StrategySpec, option_fields
 from rankdeck.config.devices import parse_devices
-from rankdeck.config.planning import Options
-from rankdeck.run.movement import MOST_PARTS, Timeline, timeline
+from rankdeck.config.planning import StrategyOptions
+from rankdeck.run.movement import MAX_OPERATIONS, Timeline, build_timeline
 from rankdeck.run.plan_lines import CANNOT, PlanLine
-from rankdeck_app.language import in_words, spoken, tr
+from rankdeck_app.language import tr, translate, translate_problem
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.plan import QUIET_MS, relevant_tables
-from rankdeck_app.state.plan_process import Asker, Planner
-from rankdeck_app.state.plan_words import reason_text
+from rankdeck_app.state.plan import DEBOUNCE_MS, relevant_tables
+from rankdeck_app.state.plan_process import Planner, PlannerClient
+from rankdeck_app.state.plan_text import reason_text
 
 MOVING_SHARE = 0.3
 """Of the time of the device that sends most, in the drawing."""
-ELSEWHERE = ("cpu:4", "cpu:2")
+FALLBACK_DEVICES = ("cpu:4", "cpu:2")
 """The first that the draft does not have, where a step cannot be drawn for its own."""
-_OWN = "own"
-_MOST_FIXES = 4
+_CONFIGURED_STRATEGY = "own"
+_MAX_FIXES = 4
 
 
 @dataclass
-class Drawable:
+class RunnableConfig:
     """A configuration that can run; None where `problem` has no fix. `notes`: what was changed, and why."""
 
     config: RunConfig | None = None
@@ -50,17 +50,17 @@ class Drawable:
     notes: list[str] = field(default_factory=list)
 
 
-class StepMovement(Asker):
+class StepMovement(PlannerClient):
     """`changed`: the timeline, what is asked, or what stands in the way is new."""
 
     changed = Signal()
 
     def __init__(
-        self, draft: Draft, planner: Planner, card: StrategyCard, parent: QObject | None = None
+        self, draft: Draft, planner: Planner, card: StrategySpec, parent: QObject | None = None
     ) -> None:
         super().__init__(parent)
-        self._draft, self._planner, self._card = draft, planner, card
-        self.variant: Options = {}
+        self._draft, self._planner, self._spec = draft, planner, card
+        self.variant: StrategyOptions = {}
         """Options that are tried here, and not in the draft."""
         self.line: PlanLine | None = None
         self.timeline: Timeline | None = None
@@ -70,163 +70,163 @@ class StepMovement(Asker):
         self._is_wanted = False
         self._question = ""
         self._devices: str | None = None
-        self._quiet = QTimer(self, interval=QUIET_MS, singleShot=True)
-        self._quiet.timeout.connect(self.ask)
-        draft.changed.connect(self._follow)
+        self._debounce_timer = QTimer(self, interval=DEBOUNCE_MS, singleShot=True)
+        self._debounce_timer.timeout.connect(self.plan_now)
+        draft.changed.connect(self._on_draft_changed)
 
     @property
-    def is_asking(self) -> bool:
-        return self._process is not None or self._quiet.isActive()
+    def is_planning(self) -> bool:
+        return self._process is not None or self._debounce_timer.isActive()
 
     @property
     def overlaps(self) -> bool:
         """Whether a device takes in a step what was sent to it in one before."""
-        return self._card.is_stale
+        return self._spec.is_stale
 
     @property
-    def options(self) -> Options:
+    def options(self) -> StrategyOptions:
         """The draft's options that this strategy has as well, as choosing it would keep them."""
         given = self._draft.tables.get("strategy")
-        known = self._card.options.model_fields
+        known = self._spec.options.model_fields
         return {key: value for key, value in given.items() if key in known} if isinstance(given, dict) else {}
 
-    def variants(self) -> list[Options]:
+    def variants(self) -> list[StrategyOptions]:
         """What else can be drawn: each choice of an option, and what a plan varies."""
         use = self._draft.value(("devices", "use"))
         try:
             num_devices = parse_devices(str(use)).known_count or 4
         except DeviceError:
             num_devices = 4
-        return variants_of(self._card, self.options, num_devices)
+        return list_variants(self._spec, self.options, num_devices)
 
-    def want(self, is_wanted: bool) -> None:
+    def set_wanted(self, is_wanted: bool) -> None:
         """Somebody looks at the drawing, or no longer does; what has begun goes on."""
         self._is_wanted = is_wanted
-        self._follow()
+        self._on_draft_changed()
 
-    def set_variant(self, variant: Options) -> None:
+    def set_variant(self, variant: StrategyOptions) -> None:
         if variant != self.variant:
             self.variant = variant
-            self._follow()
+            self._on_draft_changed()
 
-    def ask(self) -> None:
+    def plan_now(self) -> None:
         """Ask now, whether planning is automatic or not."""
-        self._forget()
-        self._question = self._question_now()
-        self._begin(None, [])
+        self._clear()
+        self._question = self._make_question()
+        self._plan(None, [])
         self.changed.emit()
 
     def close(self) -> None:
         self._is_wanted = False
-        self._quiet.stop()
-        self._end_processes()
+        self._debounce_timer.stop()
+        self._abort_processes()
 
-    def _question_now(self) -> str:
+    def _make_question(self) -> str:
         tables = relevant_tables(self._draft.tables)
         own = [tables, str(self._draft.folder), {**self.options, **self.variant}]
         return json.dumps(own, sort_keys=True, default=str)
 
-    def _follow(self) -> None:
+    def _on_draft_changed(self) -> None:
         """What is shown of an older draft goes; what is new waits for quiet, and for somebody to see it."""
-        if self._question_now() == self._question:
+        if self._make_question() == self._question:
             return
-        self._forget()
+        self._clear()
         if self._is_wanted and self._planner.is_automatic():
-            self._quiet.start()
+            self._debounce_timer.start()
         self.changed.emit()
 
-    def _forget(self) -> None:
-        self._quiet.stop()
-        self._drop_process()
+    def _clear(self) -> None:
+        self._debounce_timer.stop()
+        self._stop_process()
         self.line = self.timeline = None
         self.notes, self.problem, self.needs_trust, self._question = [], "", False, ""
 
-    def _begin(self, devices: str | None, notes: Sequence[str]) -> None:
+    def _plan(self, devices: str | None, notes: Sequence[str]) -> None:
         """`devices`: where it is drawn for instead of the draft's own, as `notes` say."""
-        drawable = nearest(self._draft, self._card, {**self.options, **self.variant}, devices)
+        drawable = make_runnable(self._draft, self._spec, {**self.options, **self.variant}, devices)
         self._devices, self.notes = devices, [*notes, *drawable.notes]
         config = drawable.config
         if config is None:
             self.problem = drawable.problem.sentence if drawable.problem else ""
-        elif self._is_alone(config):
-            self._begin_elsewhere(tr("On one device nothing moves."))
-        elif config.own_code():
-            self._planner.look_at_trust(config, partial(self._trust_known, config), key=self)
+        elif self._is_single_device(config):
+            self._plan_fallback(tr("On one device nothing moves."))
+        elif config.user_code():
+            self._planner.check_trust(config, partial(self._on_trust_checked, config), key=self)
         else:
-            self._start(config)
+            self._start_process(config)
 
-    def _trust_known(self, config: RunConfig, needs_trust: bool) -> None:
-        if self._question != self._question_now():
+    def _on_trust_checked(self, config: RunConfig, needs_trust: bool) -> None:
+        if self._question != self._make_question():
             return  # the draft is another by now
         if needs_trust:
             self.problem = tr("This configuration has code of its own, which is run to draw its step.")
             self.needs_trust = True
         else:
-            self._start(config)
+            self._start_process(config)
         self.changed.emit()
 
-    def _is_alone(self, config: RunConfig) -> bool:
-        return parse_devices(config.devices.use).known_count == 1 and not self._card.one_device
+    def _is_single_device(self, config: RunConfig) -> bool:
+        return parse_devices(config.devices.use).known_count == 1 and not self._spec.one_device
 
-    def _begin_elsewhere(self, why: str) -> None:
-        devices = next(one for one in ELSEWHERE if one != self._draft.value(("devices", "use")))
+    def _plan_fallback(self, why: str) -> None:
+        devices = next(one for one in FALLBACK_DEVICES if one != self._draft.value(("devices", "use")))
         count = parse_devices(devices).known_count
         words = tr("{why} Drawn for {count} virtual devices instead.", why=why, count=count)
-        self._drop_process()
-        self._begin(devices, [words])
+        self._stop_process()
+        self._plan(devices, [words])
 
-    def _start(self, config: RunConfig) -> None:
-        process = self._planner.ask(config, _OWN, None, self, movement=True)
-        process.line_came.connect(self._take)
-        process.ended.connect(self._ended)
+    def _start_process(self, config: RunConfig) -> None:
+        process = self._planner.plan(config, _CONFIGURED_STRATEGY, None, self, movement=True)
+        process.line_received.connect(self._on_line)
+        process.ended.connect(self._on_ended)
         self._process = process
         process.start()
 
-    def _take(self, line: PlanLine) -> None:
+    def _on_line(self, line: PlanLine) -> None:
         if self.sender() is not self._process or not line.configured or line.changes:
             return
-        self._drop_process()  # what would help is not asked for
+        self._stop_process()  # what would help is not asked for
         if line.movement is None:
             unknown = tr("The planner does not know what moves in it.")
-            self._explain(reason_text(line) or unknown, tries=line.verdict == CANNOT)
+            self._set_problem(reason_text(line) or unknown, can_retry=line.verdict == CANNOT)
         else:
             devices = line.movement.by_device()
-            if len(devices) == 1 and not self._card.one_device and self._devices is None:
-                self._begin_elsewhere(tr("On one device nothing moves."))
+            if len(devices) == 1 and not self._spec.one_device and self._devices is None:
+                self._plan_fallback(tr("On one device nothing moves."))
             else:
-                self._show(line, timeline(devices, MOVING_SHARE, overlaps=self.overlaps))
+                self._set_timeline(line, build_timeline(devices, MOVING_SHARE, overlaps=self.overlaps))
         self.changed.emit()
 
-    def _show(self, line: PlanLine, laid_out: Timeline | None) -> None:
+    def _set_timeline(self, line: PlanLine, laid_out: Timeline | None) -> None:
         self.line, self.timeline = line, laid_out
         if laid_out is None:
             self.problem = tr(
                 "A step of more than {most} parts is not drawn. Try fewer microbatches, layers or devices.",
-                most=MOST_PARTS,
+                most=MAX_OPERATIONS,
             )
 
-    def _ended(self, reason: str) -> None:
+    def _on_ended(self, reason: str) -> None:
         if self.sender() is not self._process:
             return
         self._process = None
         use = str(self._draft.value(("devices", "use")) or "auto")
         tries = not use.startswith("cpu")  # which the machine may not have
-        self._explain(reason or tr("The planner has ended without an answer."), tries=tries)
+        self._set_problem(reason or tr("The planner has ended without an answer."), can_retry=tries)
         self.changed.emit()
 
-    def _explain(self, reason: str, *, tries: bool) -> None:
+    def _set_problem(self, reason: str, *, can_retry: bool) -> None:
         """Why there is no drawing of the draft; it is tried once for other devices where those may do."""
-        if self._devices is None and tries:
-            self._begin_elsewhere(reason)
+        if self._devices is None and can_retry:
+            self._plan_fallback(reason)
         else:
             self.problem = reason
 
 
-def variants_of(card: StrategyCard, options: Mapping[str, Any], num_devices: int) -> list[Options]:
+def list_variants(card: StrategySpec, options: Mapping[str, Any], num_devices: int) -> list[StrategyOptions]:
     """Options of which each makes another step than `options` do."""
     planned = card.planning.variants(num_devices)
     flags = {key for one in planned for key, value in one.items() if isinstance(value, bool)}
-    found: list[Options] = [
+    found: list[StrategyOptions] = [
         {entry.name: choice}
         for entry in option_fields(card.options)
         for choice in (entry.choices if entry.kind == "choice" else (True, False) * (entry.name in flags))
@@ -236,18 +236,20 @@ def variants_of(card: StrategyCard, options: Mapping[str, Any], num_devices: int
     return [one for at, one in enumerate(new) if one not in new[:at]]
 
 
-def nearest(draft: Draft, card: StrategyCard, options: Mapping[str, Any], devices: str | None) -> Drawable:
+def make_runnable(
+    draft: Draft, card: StrategySpec, options: Mapping[str, Any], devices: str | None
+) -> RunnableConfig:
     """The draft with this strategy, and where it cannot run, with the changes that fix the problems."""
     tables = copy.deepcopy(draft.tables)
     tables["strategy"] = {"use": card.name, **options}
     if devices is not None:
         tables["devices"] = {"use": devices}
-    drawable = Drawable()
-    for _ in range(_MOST_FIXES):
+    drawable = RunnableConfig()
+    for _ in range(_MAX_FIXES):
         try:
             drawable.config = from_dict(tables, folder=draft.folder, stem=draft.stem, resolve=Path.absolute)
         except ConfigError as error:
-            problems = [in_words(problem) for problem in error.problems]
+            problems = [translate_problem(problem) for problem in error.problems]
         else:
             return drawable
         for problem in problems:
@@ -255,15 +257,15 @@ def nearest(draft: Draft, card: StrategyCard, options: Mapping[str, Any], device
                 drawable.problem = problem
                 return drawable
             for dotted, value in problem.cure.items():
-                _put(tables, dotted.split("."), value)
-            drawable.notes.append(_as_if(problem))
+                _set_nested(tables, dotted.split("."), value)
+            drawable.notes.append(_fix_note(problem))
     drawable.problem = problems[0]
     return drawable
 
 
-def _as_if(problem: Problem) -> str:
+def _fix_note(problem: Problem) -> str:
     """A problem, and with which fix the step is drawn all the same."""
-    settings, left_out = map(spoken, changes_in_words(problem.cure))
+    settings, left_out = map(translate, format_changes(problem.cure))
     if not left_out:
         return tr("{problem} Drawn as if you set {settings}.", problem=problem.message, settings=settings)
     if not settings:
@@ -276,7 +278,7 @@ def _as_if(problem: Problem) -> str:
     )
 
 
-def _put(tables: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def _set_nested(tables: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """One value at its place in nested tables; None takes it out."""
     *parents, last = path
     for key in parents:

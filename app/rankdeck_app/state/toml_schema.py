@@ -15,11 +15,11 @@ from pydantic import BaseModel
 
 from rankdeck.base.phrases import Phrase
 from rankdeck.config.catalog import OptionField, option_fields
-from rankdeck.config.checks import CARDS
+from rankdeck.config.checks import CATALOGS
 from rankdeck.config.reference import as_toml, describe, has_args, has_default, table_fields, table_type
 from rankdeck.config.schema import RunConfig
-from rankdeck_app.language import spoken, tr
-from rankdeck_app.state.toml_writing import Place
+from rankdeck_app.language import tr, translate
+from rankdeck_app.state.toml_writer import KeyPath
 
 _HEADER = re.compile(r"^\s*\[{1,2}\s*([\w.-]+)\s*\]")
 _ASSIGNED = re.compile(r"""([\w.-]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
@@ -29,100 +29,110 @@ _TYPED_KEY = re.compile(r"[\w.-]*$")
 
 
 @dataclass(frozen=True)
-class Offer:
+class CompletionItem:
     """What can be put at the cursor in place of the word that is there."""
 
     text: str
     detail: str = ""
-    help: str = ""
+    documentation: str = ""
 
 
 @dataclass(frozen=True)
-class Completion:
+class CompletionList:
     """`start` is the column at which the word begins that a candidate replaces."""
 
     start: int
     word: str
-    candidates: tuple[Offer, ...] = ()
+    items: tuple[CompletionItem, ...] = ()
 
 
-def spoken_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
+def translated_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
     """Return the fields of an options model, with their texts in the window's language."""
-    return tuple(map(_spoken, option_fields(options)))
+    return tuple(map(_translate_field, option_fields(options)))
 
 
-def fields_of(place: Place, uses: Mapping[Place, str]) -> tuple[OptionField, ...]:
+def list_table_fields(place: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionField, ...]:
     """Return the keys of a table; none for an unknown table, or for arguments of the user's own code."""
-    return tuple(map(_spoken, table_fields(place, uses)))
+    return tuple(map(_translate_field, table_fields(place, uses)))
 
 
-def _spoken(field: OptionField) -> OptionField:
-    return replace(field, text=spoken(field.text) if isinstance(field.text, Phrase) else tr(field.text))
+def _translate_field(field: OptionField) -> OptionField:
+    return replace(field, text=translate(field.text) if isinstance(field.text, Phrase) else tr(field.text))
 
 
-def explain(text: str, line: int, column: int) -> str:
+def hover_text(text: str, line: int, column: int) -> str:
     """What the key at a place of the text is for; empty where there is none that is known."""
     lines = text.split("\n")
-    table, uses = _table_above(lines, line), _uses(lines)
+    table, uses = _find_table(lines, line), _find_uses(lines)
     row = lines[line] if line < len(lines) else ""
     if header := _HEADER.match(row):
-        place = _place(header[1])
-        return "" if not fields_of(place, uses) else f"[{'.'.join(place)}]\n{_table_text(place, uses)}"
+        place = _parse_path(header[1])
+        return (
+            "" if not list_table_fields(place, uses) else f"[{'.'.join(place)}]\n{_table_text(place, uses)}"
+        )
     for match in re.finditer(r"([\w.-]+)\s*=", row):
         if not match.start(1) <= column <= match.end(1):
             continue
         inside = _INLINE.match(row)
         is_inner = inside is not None and match.start(1) > inside.end(1)
-        place = (*table, *_place(inside[1] if is_inner and inside else ""), *_place(match[1]))
+        place = (*table, *_parse_path(inside[1] if is_inner and inside else ""), *_parse_path(match[1]))
         return _field_text(place, uses)
     return ""
 
 
-def complete(text: str, line: int, column: int) -> Completion:
+def complete(text: str, line: int, column: int) -> CompletionList:
     """What may be written at a place of the text."""
     lines = text.split("\n")
     row = (lines[line] if line < len(lines) else "")[:column]
-    table, uses = _table_above(lines, line), _uses(lines)
+    table, uses = _find_table(lines, line), _find_uses(lines)
     if row.lstrip().startswith("["):
         start = len(row) - len(row.lstrip().lstrip("["))
-        return _begun(start, row, _table_names(uses, {_place(m[1]) for m in map(_HEADER.match, lines) if m}))
-    if row.lstrip().startswith("#") or _in_comment(row):
-        return Completion(column, "")
+        return _match_items(
+            start, row, _table_items(uses, {_parse_path(m[1]) for m in map(_HEADER.match, lines) if m})
+        )
+    if row.lstrip().startswith("#") or _is_in_comment(row):
+        return CompletionList(column, "")
     inside = _INLINE.match(row)
     if inside is not None and "}" not in row[inside.end(1) :]:
         part_start = max(row.rfind("{"), row.rfind(",")) + 1
-        table, part = (*table, *_place(inside[1])), row[part_start:]
+        table, part = (*table, *_parse_path(inside[1])), row[part_start:]
         present = {match[1] for match in _ASSIGNED.finditer(lines[line])}
     else:
         part_start, part = 0, row
-        present = _keys_of([*lines[:line], "", *lines[line + 1 :]], table)
+        present = _find_keys([*lines[:line], "", *lines[line + 1 :]], table)
     if assigned := _KEY.match(part):
         start = part_start + assigned.start(2)
-        return _begun(start, row, _values((*table, *_place(assigned[1])), uses))
+        return _match_items(start, row, _value_items((*table, *_parse_path(assigned[1])), uses))
     typed = _TYPED_KEY.search(part)
     assert typed is not None
     if part[: typed.start()].strip():
-        return Completion(column, "")
+        return CompletionList(column, "")
     head, _, _ = typed[0].rpartition(".")
-    place = (*table, *_place(head))
+    place = (*table, *_parse_path(head))
     start = part_start + typed.start() + (len(head) + 1 if head else 0)
-    keys = [field for field in fields_of(place, uses) if field.name not in present or field.kind == "table"]
-    found = [
-        Offer(field.name, spoken(describe(field)), field.text) for field in keys if not _is_header(field)
+    keys = [
+        field
+        for field in list_table_fields(place, uses)
+        if field.name not in present or field.kind == "table"
     ]
-    return _begun(start, row, found)
+    found = [
+        CompletionItem(field.name, translate(describe(field)), field.text)
+        for field in keys
+        if not _is_header(field)
+    ]
+    return _match_items(start, row, found)
 
 
-def _begun(start: int, row: str, candidates: list[Offer]) -> Completion:
+def _match_items(start: int, row: str, candidates: list[CompletionItem]) -> CompletionList:
     """Those that go on from what is typed; what only holds it comes after."""
     word = row[start:]
     low = word.lower().lstrip("\"'")
     ahead = [one for one in candidates if one.text.lower().lstrip('"').startswith(low)]
     inside = [one for one in candidates if one not in ahead and low in one.text.lower()]
-    return Completion(start, word, tuple(ahead + inside))
+    return CompletionList(start, word, tuple(ahead + inside))
 
 
-def _values(place: Place, uses: Mapping[Place, str]) -> list[Offer]:
+def _value_items(place: KeyPath, uses: Mapping[KeyPath, str]) -> list[CompletionItem]:
     field = _field(place, uses)
     if field is None:
         return []
@@ -130,10 +140,10 @@ def _values(place: Place, uses: Mapping[Place, str]) -> list[Offer]:
         choices: tuple[Any, ...] = (True, False)
     else:
         choices = field.choices or ((field.default,) if has_default(field) else ())
-    cards = CARDS[place[:-1]][1] if place[-1] == "use" and place[:-1] in CARDS else {}
+    cards = CATALOGS[place[:-1]][1] if place[-1] == "use" and place[:-1] in CATALOGS else {}
     told = {name: tr(card.hint) for name, card in cards.items()}
     return [
-        Offer(
+        CompletionItem(
             as_toml(one),
             told.get(one, tr("default") if one == field.default else ""),
             "" if cards else field.text,
@@ -143,29 +153,29 @@ def _values(place: Place, uses: Mapping[Place, str]) -> list[Offer]:
     ]
 
 
-def _table_names(uses: Mapping[Place, str], present: set[Place]) -> list[Offer]:
+def _table_items(uses: Mapping[KeyPath, str], present: set[KeyPath]) -> list[CompletionItem]:
     places = [(name,) for name, field in RunConfig.model_fields.items() if table_type(field.annotation)]
-    inner = [place for place in CARDS if len(place) > 1]
-    args = [(*place, "args") for place in CARDS if has_args(place)]
+    inner = [place for place in CATALOGS if len(place) > 1]
+    args = [(*place, "args") for place in CATALOGS if has_args(place)]
     names = sorted({*places, *inner, *args} - present)
-    return [Offer(".".join(place), _table_text(place, uses)) for place in names]
+    return [CompletionItem(".".join(place), _table_text(place, uses)) for place in names]
 
 
-def _table_text(place: Place, uses: Mapping[Place, str]) -> str:
-    names = [field.name for field in fields_of(place, uses)]
+def _table_text(place: KeyPath, uses: Mapping[KeyPath, str]) -> str:
+    names = [field.name for field in list_table_fields(place, uses)]
     return ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
 
 
-def _field_text(place: Place, uses: Mapping[Place, str]) -> str:
+def _field_text(place: KeyPath, uses: Mapping[KeyPath, str]) -> str:
     field = _field(place, uses)
     if field is None:
         return ""
     choices = f"\n{', '.join(map(as_toml, field.choices))}" if field.choices else ""
-    return f"{'.'.join(place)}: {spoken(describe(field))}{choices}\n{field.text}".rstrip()
+    return f"{'.'.join(place)}: {translate(describe(field))}{choices}\n{field.text}".rstrip()
 
 
-def _field(place: Place, uses: Mapping[Place, str]) -> OptionField | None:
-    return next((field for field in fields_of(place[:-1], uses) if field.name == place[-1]), None)
+def _field(place: KeyPath, uses: Mapping[KeyPath, str]) -> OptionField | None:
+    return next((field for field in list_table_fields(place[:-1], uses) if field.name == place[-1]), None)
 
 
 def _is_header(field: OptionField) -> bool:
@@ -173,43 +183,43 @@ def _is_header(field: OptionField) -> bool:
     return field.kind == "table" and field.name not in ("optimizer", "schedule")
 
 
-def _place(dotted: str) -> Place:
+def _parse_path(dotted: str) -> KeyPath:
     return tuple(part for part in dotted.split(".") if part)
 
 
-def _table_above(lines: list[str], line: int) -> Place:
+def _find_table(lines: list[str], line: int) -> KeyPath:
     """The table that a line stands in."""
     headers = (_HEADER.match(row) for row in reversed(lines[:line]))
-    return next((_place(match[1]) for match in headers if match), ())
+    return next((_parse_path(match[1]) for match in headers if match), ())
 
 
-def _keys_of(lines: list[str], table: Place) -> set[str]:
+def _find_keys(lines: list[str], table: KeyPath) -> set[str]:
     keys = set[str]()
-    here: Place = ()
+    here: KeyPath = ()
     for row in lines:
         if header := _HEADER.match(row):
-            here = _place(header[1])
+            here = _parse_path(header[1])
         elif here == table and (key := _KEY.match(row)):
             keys.add(key[1])
     return keys
 
 
-def _uses(lines: list[str]) -> dict[Place, str]:
+def _find_uses(lines: list[str]) -> dict[KeyPath, str]:
     """Which card each table names."""
-    uses: dict[Place, str] = {}
-    here: Place = ()
+    uses: dict[KeyPath, str] = {}
+    here: KeyPath = ()
     for row in lines:
         if header := _HEADER.match(row):
-            here = _place(header[1])
+            here = _parse_path(header[1])
             continue
         inside = _INLINE.match(row)
-        table = (*here, *_place(inside[1])) if inside else here
+        table = (*here, *_parse_path(inside[1])) if inside else here
         for match in _ASSIGNED.finditer(inside[2] if inside else row.partition("#")[0]):
-            *path, last = _place(match[1])
+            *path, last = _parse_path(match[1])
             if last == "use":
                 uses[(*table, *path)] = match[2] or match[3] or ""
     return uses
 
 
-def _in_comment(row: str) -> bool:
+def _is_in_comment(row: str) -> bool:
     return "#" in re.sub(r"\"[^\"]*\"|'[^']*'", "", row)

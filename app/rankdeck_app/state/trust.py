@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from rankdeck.base.files import read_toml, write_whole
+from rankdeck.base.files import read_toml, write_atomic
 from rankdeck.config import RunConfig
-from rankdeck.config.consent import is_known
+from rankdeck.config.consent import has_config_consent
 from rankdeck.config.script import ScriptConfig
 
 
@@ -38,16 +38,18 @@ class Trust:
         resolved = folder.resolve()
         return any(resolved == known or known in resolved.parents for known in self.folders())
 
-    def untrusted(self, folders: Iterable[Path]) -> list[Path]:
+    def untrusted_folders(self, folders: Iterable[Path]) -> list[Path]:
         """Those of the folders that still need the question."""
         return [folder.resolve() for folder in folders if not self.is_trusted(folder)]
 
-    def untrusted_of(self, run: Path, config: RunConfig | ScriptConfig) -> list[Path]:
-        """As `untrusted`, for what the configuration of a run that is there names. Where the person never
-        started that, the run's own folder is asked about, too: its author chose the code and what it is
+    def untrusted_folders_of_run(self, run: Path, config: RunConfig | ScriptConfig) -> list[Path]:
+        """As `untrusted_folders`, for what the configuration of a run that is there names. Where the person
+        never started that, the run's own folder is asked about, too: its author chose the code and what it is
         called with.
         """
-        return self.untrusted([*config.code_folders(), *([] if is_known(config) else [run])])
+        return self.untrusted_folders(
+            [*config.code_folders(), *([] if has_config_consent(config) else [run])]
+        )
 
     def add(self, folder: Path) -> None:
         """Remember the folder.
@@ -64,4 +66,4 @@ class Trust:
     def _write(self, folders: set[Path]) -> None:
         import tomlkit
 
-        write_whole(self.path, tomlkit.dumps({"folders": sorted(str(folder) for folder in folders)}))
+        write_atomic(self.path, tomlkit.dumps({"folders": sorted(str(folder) for folder in folders)}))

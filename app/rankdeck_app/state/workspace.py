@@ -11,11 +11,11 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck.base.home import expanded
+from rankdeck.base.home import expand_home
 from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import tr
 from rankdeck_app.settings import Settings
-from rankdeck_app.state.kept_file import KeptFile
+from rankdeck_app.state.state_file import StateFile
 
 DEFAULT_FOLDER = "~/Rankdeck"
 
@@ -36,17 +36,21 @@ class Workspace(QObject):
         folder: Path | None = None,
         runs: Path | None = None,
         parent: QObject | None = None,
-        disk: IoThread | None = None,
+        io_thread: IoThread | None = None,
     ) -> None:
         super().__init__(parent)
-        self._kept = KeptFile(
-            state_file, lambda: {"folder": str(self._folder)}, self, disk=disk, refused=self._say_forgotten
+        self._state_file = StateFile(
+            state_file,
+            lambda: {"folder": str(self._folder)},
+            self,
+            io_thread=io_thread,
+            on_error=self._warn_not_saved,
         )
         self._settings = settings
-        self._runs = None if runs is None else expanded(runs).absolute()
-        self._chosen: Path | None = None
-        self._folder = expanded(folder or self._remembered() or DEFAULT_FOLDER).absolute()
-        settings.changed.connect(self._setting_changed)
+        self._runs = None if runs is None else expand_home(runs).absolute()
+        self._dialog_path: Path | None = None
+        self._folder = expand_home(folder or self._read_folder() or DEFAULT_FOLDER).absolute()
+        settings.changed.connect(self._on_setting_changed)
 
     @property
     def folder(self) -> Path:
@@ -61,7 +65,7 @@ class Workspace(QObject):
         named = os.environ.get("RANKDECK_RUNS") or self._settings.get("runs.dir", str)
         if self._runs is not None:
             return self._runs
-        return expanded(named).absolute() if named else self._folder / "runs"
+        return expand_home(named).absolute() if named else self._folder / "runs"
 
     @property
     def dialog_folder(self) -> Path:
@@ -72,13 +76,13 @@ class Workspace(QObject):
             started_in = Path.cwd()
         except OSError:
             started_in = Path.home()
-        if self._chosen is None and started_in in (Path("/"), Path.home()) and self._folder.is_dir():
+        if self._dialog_path is None and started_in in (Path("/"), Path.home()) and self._folder.is_dir():
             return self._folder
-        return self._chosen or started_in
+        return self._dialog_path or started_in
 
-    def chose(self, path: Path) -> None:
+    def remember_dialog_path(self, path: Path) -> None:
         """A file or a folder was chosen in a dialog."""
-        self._chosen = path if path.is_dir() else path.parent
+        self._dialog_path = path if path.is_dir() else path.parent
 
     def open(self, folder: Path) -> None:
         """Work in another folder from now on, and remember it for the next start."""
@@ -86,16 +90,16 @@ class Workspace(QObject):
             return
         self._folder = folder.absolute()
         self.changed.emit()
-        self._kept.save_now()
+        self._state_file.save_now()
 
-    def _say_forgotten(self, error: OSError) -> None:
+    def _warn_not_saved(self, error: OSError) -> None:
         self.failed.emit(tr("The folder is open, but will not be remembered: {why}.", why=error))
 
-    def _remembered(self) -> Path | None:
-        value = self._kept.read().get("folder")
+    def _read_folder(self) -> Path | None:
+        value = self._state_file.read().get("folder")
         remembered = Path(value) if isinstance(value, str) else None
         return remembered if remembered is not None and remembered.is_dir() else None
 
-    def _setting_changed(self, key: str) -> None:
+    def _on_setting_changed(self, key: str) -> None:
         if key == "runs.dir":
             self.changed.emit()

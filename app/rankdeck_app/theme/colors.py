@@ -20,13 +20,13 @@ class Mix(NamedTuple):
 
 
 class Color(NamedTuple):
-    """One id. `foreign`: what it is in a foreign theme that does not set it: another id's colour, a mix of
+    """One id. `fallback`: what it is in a foreign theme that does not set it: another id's colour, a mix of
     two, or None for our own of the same kind.
     """
 
     dark: str
     light: str
-    foreign: str | Mix | None = None
+    fallback: str | Mix | None = None
 
 
 COLORS: dict[str, Color] = {

@@ -98,7 +98,7 @@ ColorSource = Callable[[], QColor]
 
 
 @cache
-def _family() -> str:
+def _font_family() -> str:
     """The font's family name once it is loaded into the application."""
     families = QFontDatabase.applicationFontFamilies(QFontDatabase.addApplicationFont(str(FONT_FILE)))
     assert families, f"{FONT_FILE} is missing or no font"
@@ -108,7 +108,7 @@ def _family() -> str:
 def draw_icon(painter: QPainter, name: str, rect: QRectF, color: QColor) -> None:
     """Draw the glyph into the largest centred square of `rect`; for widgets that paint themselves."""
     side = min(rect.width(), rect.height())
-    font = QFont(_family())
+    font = QFont(_font_family())
     font.setPixelSize(max(1, round(side)))
     painter.save()
     painter.setFont(font)
@@ -125,10 +125,10 @@ class CodiconEngine(QIconEngine):
         super().__init__()
         self._glyph = name
         self._color = color
-        self._disabled = disabled
+        self._disabled_color = disabled
 
     def paint(self, painter: QPainter, rect: QRect, mode: QIcon.Mode, state: QIcon.State) -> None:
-        color = self._disabled() if mode == QIcon.Mode.Disabled else self._color()
+        color = self._disabled_color() if mode == QIcon.Mode.Disabled else self._color()
         draw_icon(painter, self._glyph, QRectF(rect), color)
 
     def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
@@ -140,4 +140,4 @@ class CodiconEngine(QIconEngine):
         return image
 
     def clone(self) -> QIconEngine:
-        return CodiconEngine(self._glyph, self._color, self._disabled)
+        return CodiconEngine(self._glyph, self._color, self._disabled_color)

@@ -11,7 +11,7 @@ Widgets ask for a look by property, never by a style sheet of their own:
     QComboBox    compact = "true" (in the panel's header); fields: invalid = "true"
     QListView    roomy = "true" for rows of 22 px
 
-`set_look` sets such a property and repolishes the widget when it is already shown.
+`set_style_properties` sets such a property and repolishes the widget when it is already shown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from PySide6.QtWidgets import QWidget
 MONO_FAMILIES = ["Cascadia Mono", "Ubuntu Mono", "Noto Sans Mono", "DejaVu Sans Mono", "monospace"]
 """Faces of code and numbers, the first that is there."""
 
-_SHEET = """
+_STYLE_SHEET = """
 QToolTip { background: @editorHoverWidget.background; color: @editorHoverWidget.foreground;
   border: 1px solid @editorHoverWidget.border; padding: 4px; }
 QMenuBar { background: transparent; color: @titleBar.activeForeground; }
@@ -142,7 +142,7 @@ QWidget#statusBar { background: @statusBar.background; border-top: 1px solid @st
 """
 
 # Where the settings ask for a compact window: the same look with less room around text.
-_COMPACT = """
+_COMPACT_SHEET = """
 QMenu::item { padding: 2px 28px 2px 28px; }
 QMenu::separator { margin: 2px 0; }
 QPushButton { padding: 2px 10px; }
@@ -160,7 +160,7 @@ QHeaderView::section { padding: 2px 8px; }
 
 # With a theme of high contrast: a line around what can be used, another where something is
 # chosen or under the pointer.
-_CONTRAST = """
+_HIGH_CONTRAST_SHEET = """
 QPushButton { border-color: @contrastBorder; }
 QPushButton[kind="link"], QPushButton[kind="quiet"] { border-color: transparent; }
 QPushButton[kind="link"] { text-decoration: underline; }
@@ -186,19 +186,19 @@ QWidget#problemRow[chosen="true"] { border: 1px solid @contrastActiveBorder; }
 QSplitter::handle:hover { background: @contrastActiveBorder; }
 """
 
-_UNQUOTABLE = re.compile(r'["\\\n]')
-_COLOR = re.compile(r"@([A-Za-z]+(?:\.[A-Za-z]+)*)")
+_UNQUOTABLE_CHARACTERS = re.compile(r'["\\\n]')
+_COLOR_ID = re.compile(r"@([A-Za-z]+(?:\.[A-Za-z]+)*)")
 
 
 def style_sheet(hex_of: Callable[[str], str], *, high_contrast: bool = False, compact: bool = False) -> str:
     """The style sheet with every @id replaced by the colour that `hex_of` gives for it."""
-    mono = ", ".join(f'"{_UNQUOTABLE.sub("", name)}"' for name in MONO_FAMILIES)
-    sheet = _SHEET.replace("@mono", mono)
-    parts = (sheet, compact and _COMPACT, high_contrast and _CONTRAST)
-    return _COLOR.sub(lambda match: hex_of(match[1]), "".join(part for part in parts if part))
+    mono = ", ".join(f'"{_UNQUOTABLE_CHARACTERS.sub("", name)}"' for name in MONO_FAMILIES)
+    sheet = _STYLE_SHEET.replace("@mono", mono)
+    parts = (sheet, compact and _COMPACT_SHEET, high_contrast and _HIGH_CONTRAST_SHEET)
+    return _COLOR_ID.sub(lambda match: hex_of(match[1]), "".join(part for part in parts if part))
 
 
-def set_look(widget: QWidget, **properties: str) -> None:
+def set_style_properties(widget: QWidget, **properties: str) -> None:
     """Set look properties, and let the style see them at once."""
     for name, value in properties.items():
         widget.setProperty(name, value)

@@ -14,22 +14,22 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QGuiApplication, QIcon, QPalette
 from PySide6.QtWidgets import QApplication
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck_app.language import tr
 from rankdeck_app.theme.icons import CODEPOINTS, CodiconEngine
 from rankdeck_app.theme.qss import MONO_FAMILIES, style_sheet
-from rankdeck_app.theme.vscode import BASES, ColorTable, ThemeError, channels, load_vscode_theme
+from rankdeck_app.theme.vscode import BASE_COLORS, ColorTable, ThemeError, channels, load_vscode_theme
 
-BUILT_IN: dict[str, ColorTable] = {
-    name: ColorTable(name, kind, BASES[kind])
+BUILT_IN_THEMES: dict[str, ColorTable] = {
+    name: ColorTable(name, kind, BASE_COLORS[kind])
     for name, kind in (
-        (marked("Dark Modern"), "dark"),
-        (marked("Light Modern"), "light"),
-        (marked("Dark High Contrast"), "high contrast dark"),
-        (marked("Light High Contrast"), "high contrast light"),
+        (tr_noop("Dark Modern"), "dark"),
+        (tr_noop("Light Modern"), "light"),
+        (tr_noop("Dark High Contrast"), "high contrast dark"),
+        (tr_noop("Light High Contrast"), "high contrast light"),
     )
 }
-SYSTEM = marked("System")
+SYSTEM_THEME = tr_noop("System")
 """The name that stands for whichever of ours is like what the desktop prefers."""
 UI_FAMILIES = ["Segoe UI", "Ubuntu", "Noto Sans", "DejaVu Sans", "sans-serif"]
 
@@ -43,9 +43,9 @@ def prefer_families(ui: str, mono: str) -> None:
             families.insert(0, name.strip())
 
 
-def theme_in_words(name: str) -> str:
+def theme_label(name: str) -> str:
     """A theme's name as it is shown: ours in the window's language."""
-    return tr(name) if name in (*BUILT_IN, SYSTEM) else name
+    return tr(name) if name in (*BUILT_IN_THEMES, SYSTEM_THEME) else name
 
 
 def system_theme() -> str:
@@ -56,7 +56,7 @@ def system_theme() -> str:
     return f"{shade} {'High Contrast' if wants_contrast else 'Modern'}"
 
 
-_PALETTE: dict[QPalette.ColorRole, str] = {
+_PALETTE_COLORS: dict[QPalette.ColorRole, str] = {
     QPalette.ColorRole.Window: "editor.background",
     QPalette.ColorRole.WindowText: "foreground",
     QPalette.ColorRole.Base: "editor.background",
@@ -81,7 +81,7 @@ class Theme(QObject):
 
     def __init__(self) -> None:
         super().__init__()
-        self._table = BUILT_IN["Dark Modern"]
+        self._table = BUILT_IN_THEMES["Dark Modern"]
         self._cache: dict[str, QColor] = {}
         self._is_compact = False
 
@@ -105,10 +105,10 @@ class Theme(QObject):
         Raises:
             ThemeError: there is no such theme, or its file cannot be used; the theme stays as it was.
         """
-        table = BUILT_IN.get(system_theme() if name == SYSTEM else name)
+        table = BUILT_IN_THEMES.get(system_theme() if name == SYSTEM_THEME else name)
         if table is None:
             if not name.endswith((".json", ".jsonc")):
-                known = ", ".join([*BUILT_IN, SYSTEM])
+                known = ", ".join([*BUILT_IN_THEMES, SYSTEM_THEME])
                 raise ThemeError(
                     tr(
                         "There is no theme {name!r}. Use {known}, or the path of a JSON theme.",
@@ -147,7 +147,7 @@ class Theme(QObject):
 
     def palette(self) -> QPalette:
         palette = QPalette()
-        for role, key in _PALETTE.items():
+        for role, key in _PALETTE_COLORS.items():
             palette.setColor(role, self.color(key))
         disabled = self.color("disabledForeground")
         for role in (QPalette.ColorRole.WindowText, QPalette.ColorRole.Text, QPalette.ColorRole.ButtonText):

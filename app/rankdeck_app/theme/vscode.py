@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankdeck.base.files import read_bytes
-from rankdeck.base.home import expanded
-from rankdeck.base.parsing import json_of
-from rankdeck.base.phrases import marked
+from rankdeck.base.home import expand_home
+from rankdeck.base.parsing import parse_json
+from rankdeck.base.phrases import tr_noop
 from rankdeck_app.language import tr
 from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
 
@@ -25,7 +25,7 @@ from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
 # and painted rows draw `contrastActiveBorder` around what is chosen.
 
 
-class Role(NamedTuple):
+class HighContrastColor(NamedTuple):
     """A colour in the dark and in the light theme, and the ids that have it."""
 
     dark: str
@@ -33,8 +33,8 @@ class Role(NamedTuple):
     ids: str
 
 
-_ROLES = (
-    Role(
+_HIGH_CONTRAST_COLORS = (
+    HighContrastColor(
         "#000000",
         "#FFFFFF",
         "editor.background sideBar.background titleBar.activeBackground activityBar.background"
@@ -44,7 +44,7 @@ _ROLES = (
         " dropdown.listBackground quickInput.background commandCenter.background rankdeck.card.background"
         " badge.foreground activityBarBadge.foreground button.foreground",
     ),
-    Role(
+    HighContrastColor(
         "#FFFFFF",
         "#1F1F1F",
         "foreground icon.foreground titleBar.activeForeground commandCenter.foreground menu.foreground"
@@ -55,13 +55,13 @@ _ROLES = (
         " dropdown.foreground list.activeSelectionForeground quickInput.foreground badge.background"
         " rankdeck.median",
     ),
-    Role(
+    HighContrastColor(
         "#D6D6D6",
         "#3B3B3B",
         "descriptionForeground editorLineNumber.foreground input.placeholderForeground rankdeck.axis",
     ),
-    Role("#8C8C8C", "#767676", "disabledForeground scrollbarSlider.background rankdeck.grid"),
-    Role(
+    HighContrastColor("#8C8C8C", "#767676", "disabledForeground scrollbarSlider.background rankdeck.grid"),
+    HighContrastColor(
         "#6FC3DF",
         "#0F4A85",
         "contrastBorder widget.border titleBar.border commandCenter.border menu.border"
@@ -69,73 +69,79 @@ _ROLES = (
         " editorHoverWidget.border tab.unfocusedActiveBorderTop tab.border panel.border statusBar.border"
         " input.border dropdown.border rankdeck.card.border scrollbarSlider.hoverBackground",
     ),
-    Role(
+    HighContrastColor(
         "#F38518",
         "#006BBD",
         "contrastActiveBorder focusBorder inputOption.activeBorder activityBar.activeBorder"
         " tab.activeBorderTop panelTitle.activeBorder",
     ),
-    Role("#6FD0FF", "#0F4A85", "button.background"),
-    Role("#A6E1FF", "#083763", "button.hoverBackground activityBarBadge.background"),
-    Role(
+    HighContrastColor("#6FD0FF", "#0F4A85", "button.background"),
+    HighContrastColor("#A6E1FF", "#083763", "button.hoverBackground activityBarBadge.background"),
+    HighContrastColor(
         "#0E2E47",
         "#D5E7F8",
         "list.activeSelectionBackground menu.selectionBackground selection.background",
     ),
-    Role(
+    HighContrastColor(
         "#1F2A33",
         "#E6EEF6",
         "list.inactiveSelectionBackground list.hoverBackground menubar.selectionBackground"
         " toolbar.hoverBackground statusBarItem.hoverBackground commandCenter.activeBackground"
         " tab.hoverBackground button.secondaryHoverBackground editor.lineHighlightBackground",
     ),
-    Role("#453300", "#FFEFC2", "editor.findMatchHighlightBackground"),
-    Role("#F385184D", "#006BBD3D", "editorGroup.dropBackground"),
-    Role("#00000000", "#00000000", "widget.shadow"),
-    Role("#7CC8FF", "#00488C", "textLink.foreground list.highlightForeground editorInfo.foreground"),
-    Role(
+    HighContrastColor("#453300", "#FFEFC2", "editor.findMatchHighlightBackground"),
+    HighContrastColor("#F385184D", "#006BBD3D", "editorGroup.dropBackground"),
+    HighContrastColor("#00000000", "#00000000", "widget.shadow"),
+    HighContrastColor(
+        "#7CC8FF", "#00488C", "textLink.foreground list.highlightForeground editorInfo.foreground"
+    ),
+    HighContrastColor(
         "#FF8F87",
         "#A1160B",
         "errorForeground editorError.foreground inputValidation.errorBorder rankdeck.capacity",
     ),
-    Role("#FFB84D", "#7A4300", "editorWarning.foreground rankdeck.leadText"),
-    Role("#FFB84D", "#B86A00", "rankdeck.lead rankdeck.kind.gathered"),
-    Role("#FFB84D40", "#B86A0033", "rankdeck.leadFill"),
-    Role("#6FC3FF", "#0A5A99", "rankdeck.rest rankdeck.loss"),
-    Role("#6FC3FF59", "#0A5A9940", "rankdeck.restFill"),
-    Role("#4F7FA0", "#6C97B8", "rankdeck.lossRaw"),
-    Role("#5FD970", "#0B5420", "rankdeck.ok"),
-    Role("#CDE8BE", "#06553A", "rankdeck.number"),
-    Role("#1C1C1C", "#EBEBEB", "rankdeck.track"),
-    Role("#10151C", "#F1F5FB", "rankdeck.heat.0"),
-    Role("#1F3B57", "#B9D4EE", "rankdeck.heat.1"),
-    Role("#2E70A6", "#5FA3CF", "rankdeck.heat.2"),
-    Role("#63ABE0", "#1F6BA6", "rankdeck.heat.3"),
-    Role("#D3EBFF", "#062650", "rankdeck.heat.4"),
-    Role("#4C74A3", "#16385E", "rankdeck.kind.parameters"),
-    Role("#6694C8", "#2F5F95", "rankdeck.kind.gradients"),
-    Role("#8BB6E4", "#4E80B5", "rankdeck.kind.optimizer"),
-    Role("#6F88A8", "#46607F", "rankdeck.kind.buffers"),
-    Role("#BCD9F7", "#6792BF", "rankdeck.kind.activations"),
-    Role("#9ACBDF", "#3F7F99", "rankdeck.kind.communication"),
-    Role("#DDEBFA", "#7792AE", "rankdeck.kind.inputs"),
-    Role("#A3B1C2", "#6B7E94", "rankdeck.kind.temporary"),
-    Role("#7C8896", "#8A929C", "rankdeck.kind.unattributed"),
+    HighContrastColor("#FFB84D", "#7A4300", "editorWarning.foreground rankdeck.leadText"),
+    HighContrastColor("#FFB84D", "#B86A00", "rankdeck.lead rankdeck.kind.gathered"),
+    HighContrastColor("#FFB84D40", "#B86A0033", "rankdeck.leadFill"),
+    HighContrastColor("#6FC3FF", "#0A5A99", "rankdeck.rest rankdeck.loss"),
+    HighContrastColor("#6FC3FF59", "#0A5A9940", "rankdeck.restFill"),
+    HighContrastColor("#4F7FA0", "#6C97B8", "rankdeck.lossRaw"),
+    HighContrastColor("#5FD970", "#0B5420", "rankdeck.ok"),
+    HighContrastColor("#CDE8BE", "#06553A", "rankdeck.number"),
+    HighContrastColor("#1C1C1C", "#EBEBEB", "rankdeck.track"),
+    HighContrastColor("#10151C", "#F1F5FB", "rankdeck.heat.0"),
+    HighContrastColor("#1F3B57", "#B9D4EE", "rankdeck.heat.1"),
+    HighContrastColor("#2E70A6", "#5FA3CF", "rankdeck.heat.2"),
+    HighContrastColor("#63ABE0", "#1F6BA6", "rankdeck.heat.3"),
+    HighContrastColor("#D3EBFF", "#062650", "rankdeck.heat.4"),
+    HighContrastColor("#4C74A3", "#16385E", "rankdeck.kind.parameters"),
+    HighContrastColor("#6694C8", "#2F5F95", "rankdeck.kind.gradients"),
+    HighContrastColor("#8BB6E4", "#4E80B5", "rankdeck.kind.optimizer"),
+    HighContrastColor("#6F88A8", "#46607F", "rankdeck.kind.buffers"),
+    HighContrastColor("#BCD9F7", "#6792BF", "rankdeck.kind.activations"),
+    HighContrastColor("#9ACBDF", "#3F7F99", "rankdeck.kind.communication"),
+    HighContrastColor("#DDEBFA", "#7792AE", "rankdeck.kind.inputs"),
+    HighContrastColor("#A3B1C2", "#6B7E94", "rankdeck.kind.temporary"),
+    HighContrastColor("#7C8896", "#8A929C", "rankdeck.kind.unattributed"),
 )
 
-CONTRAST_DARK: dict[str, str] = {key: role.dark for role in _ROLES for key in role.ids.split()}
-CONTRAST_LIGHT: dict[str, str] = {key: role.light for role in _ROLES for key in role.ids.split()}
+HIGH_CONTRAST_DARK: dict[str, str] = {
+    key: role.dark for role in _HIGH_CONTRAST_COLORS for key in role.ids.split()
+}
+HIGH_CONTRAST_LIGHT: dict[str, str] = {
+    key: role.light for role in _HIGH_CONTRAST_COLORS for key in role.ids.split()
+}
 
 
-BASES: dict[str, dict[str, str]] = {
-    marked("dark"): DARK,
-    marked("light"): LIGHT,
-    marked("high contrast dark"): CONTRAST_DARK,
-    marked("high contrast light"): CONTRAST_LIGHT,
+BASE_COLORS: dict[str, dict[str, str]] = {
+    tr_noop("dark"): DARK,
+    tr_noop("light"): LIGHT,
+    tr_noop("high contrast dark"): HIGH_CONTRAST_DARK,
+    tr_noop("high contrast light"): HIGH_CONTRAST_LIGHT,
 }
 """Our own colours by kind of theme."""
 # What themes for VS Code say in "type"; older ones say what their extension's list calls "uiTheme".
-_TYPES = {
+_KIND_BY_TYPE = {
     "light": "light",
     "vs": "light",
     "hc": "high contrast dark",
@@ -147,14 +153,14 @@ _TYPES = {
 }
 
 # A string or a comment without its end goes to the end of the text: nothing is looked through twice.
-_NOISE = re.compile(r'("(?:[^"\\]|\\.)*"?)|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
-_TRAILING = re.compile(r'("(?:[^"\\]|\\.)*"?)|,(?=\s*[}\]])', re.DOTALL)
+_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*"?)|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*"?)|,(?=\s*[}\]])', re.DOTALL)
 _HEX = re.compile(r"#(?:[0-9a-fA-F]{3,4}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})")
 
 
-_LARGEST_BYTES = 1 << 20
-_MOST_INCLUDES = 16
-_MOST_SHOWN = 60
+_MAX_FILE_BYTES = 1 << 20
+_MAX_INCLUDES = 16
+_MAX_SHOWN_LENGTH = 60
 """So many characters of a value that is no colour, or of a name, are shown."""
 
 
@@ -180,16 +186,16 @@ class ColorTable:
         return channels(self.colors["contrastBorder"])[3] > 0
 
 
-def parse_relaxed_json(text: str) -> Any:
+def parse_jsonc(text: str) -> Any:
     """JSON as VS Code writes it: with // and /* */ comments and trailing commas.
 
     Raises ValueError, which has a line where it is a json.JSONDecodeError.
     """
-    bare = _NOISE.sub(lambda match: match[1] or " ", text)
-    return json_of(_TRAILING.sub(lambda match: match[1] or "", bare))
+    bare = _COMMENT.sub(lambda match: match[1] or " ", text)
+    return parse_json(_TRAILING_COMMA.sub(lambda match: match[1] or "", bare))
 
 
-def normal_hex(value: str) -> str:
+def normalize_hex(value: str) -> str:
     """'#RGB' and '#RGBA' written out; '#RRGGBB' and '#RRGGBBAA' in capitals.
 
     Raises ValueError for anything else.
@@ -208,7 +214,7 @@ def channels(value: str) -> tuple[int, int, int, int]:
     return red, green, blue, alpha
 
 
-def mixed(base: str, over: str, share: float) -> str:
+def mix_colors(base: str, over: str, share: float) -> str:
     """`share` of `over` on `base`; alpha of `base` is kept out of it."""
     pairs = zip(channels(base)[:3], channels(over)[:3], strict=True)
     return "#" + "".join(f"{round(b + (o - b) * share):02X}" for b, o in pairs)
@@ -226,36 +232,36 @@ def load_vscode_theme(path: Path) -> ColorTable:
         ThemeError: unreadable file, no JSON object, an include that leads in a circle, or a value that is no
             colour.
     """
-    raw = _read(path, ())
+    raw = _read_theme(path, ())
     colors: dict[str, str] = {}
     for key, value in raw.get("colors", {}).items():
         if value is None:
             continue  # VS Code: null takes an included value back
         try:
-            colors[key] = normal_hex(value)
+            colors[key] = normalize_hex(value)
         except (TypeError, ValueError):
             told = tr(
                 '{path}: "{key}": {value!r} is no colour. Write it as "#RRGGBB" or "#RRGGBBAA".',
                 path=path,
                 key=key,
-                value=value if len(str(value)) <= _MOST_SHOWN else f"{str(value)[:_MOST_SHOWN]}…",
+                value=value if len(str(value)) <= _MAX_SHOWN_LENGTH else f"{str(value)[:_MAX_SHOWN_LENGTH]}…",
             )
             raise ThemeError(told) from None
-    kind = _kind(raw, colors)
+    kind = _theme_kind(raw, colors)
     said = raw.get("name")
-    name = said[:_MOST_SHOWN] if said and isinstance(said, str) else path.stem
-    return ColorTable(name, kind, _completed(colors, kind))
+    name = said[:_MAX_SHOWN_LENGTH] if said and isinstance(said, str) else path.stem
+    return ColorTable(name, kind, _fill_missing(colors, kind))
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _read_theme(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     try:
-        path = expanded(path).resolve()
+        path = expand_home(path).resolve()
         if path in seen:
             raise ThemeError(tr("{path}: the theme includes itself. Remove the include.", path=path))
-        if len(seen) > _MOST_INCLUDES:
-            told = tr("{path}: more than {n} includes lead here. Remove some.", path=path, n=_MOST_INCLUDES)
+        if len(seen) > _MAX_INCLUDES:
+            told = tr("{path}: more than {n} includes lead here. Remove some.", path=path, n=_MAX_INCLUDES)
             raise ThemeError(told)
-        raw = parse_relaxed_json(read_bytes(path, _LARGEST_BYTES).decode("utf-8-sig"))
+        raw = parse_jsonc(read_bytes(path, _MAX_FILE_BYTES).decode("utf-8-sig"))
     except ThemeError:
         raise
     except json.JSONDecodeError as error:
@@ -278,31 +284,31 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise ThemeError(told)
     include = raw.get("include")
     if isinstance(include, str):
-        below = _read(path.parent / include, (*seen, path))
+        below = _read_theme(path.parent / include, (*seen, path))
         raw["colors"] = {**below.get("colors", {}), **raw.get("colors", {})}
         raw.setdefault("type", below.get("type"))
     return raw
 
 
-def _kind(raw: dict[str, Any], colors: dict[str, str]) -> str:
+def _theme_kind(raw: dict[str, Any], colors: dict[str, str]) -> str:
     kind = raw.get("type")
     if isinstance(kind, str):
-        return _TYPES.get(kind.lower(), "dark")
+        return _KIND_BY_TYPE.get(kind.lower(), "dark")
     return "light" if luminance(colors.get("editor.background", "#1F1F1F")) > 0.5 else "dark"
 
 
-def _completed(colors: dict[str, str], kind: str) -> dict[str, str]:
+def _fill_missing(colors: dict[str, str], kind: str) -> dict[str, str]:
     """A mix of two colours would cost a high-contrast theme its contrast: there our own takes its place."""
-    base, full = BASES[kind], dict(colors)
+    base, full = BASE_COLORS[kind], dict(colors)
     mixes = kind in ("dark", "light")
 
     def value_of(key: str) -> str:
         if key not in full:
-            rule = COLORS[key].foreign
+            rule = COLORS[key].fallback
             if isinstance(rule, Mix) and not mixes:
                 full[key] = base[key]
             elif isinstance(rule, Mix):
-                full[key] = mixed(value_of(rule.base), value_of(rule.over), rule.share)
+                full[key] = mix_colors(value_of(rule.base), value_of(rule.over), rule.share)
             else:
                 full[key] = value_of(rule) if rule else base[key]
         return full[key]

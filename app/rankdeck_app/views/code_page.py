@@ -22,7 +22,7 @@ from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.code_editor import CodeEditor
 from rankdeck_app.widgets.find_bar import EditorSearch, FindBar
 from rankdeck_app.widgets.layouts import TOP, column, row, text_label
-from rankdeck_app.widgets.painting import Symbol
+from rankdeck_app.widgets.painting import IconWidget
 
 PAGE_KIND = "code"
 
@@ -45,33 +45,40 @@ class CodePage(Page):
     ) -> None:
         self.path = Path(wanted_id.partition(":")[2])
         super().__init__(wanted_id, title=self.path.name, icon="file-code")
-        self._open_outside = open_outside
-        self._has_outside = has_outside
+        self._open_in_editor = open_outside
+        self._has_editor = has_outside
         self.line: int | None = None
-        self._said = ""
+        self._message = ""
         self.editor = CodeEditor(theme, self.path.suffix, tr("Code of {file}", file=self.path.name))
         self.editor.setReadOnly(True)
         self.editor.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
-        self.said = text_label(selectable=True)
-        self.said.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self._strip = QWidget()
-        symbol = Symbol(theme, "error", "errorForeground", QSize(16, 18), 16)
-        row(symbol, (self.said, 1), on=self._strip, margins=(16, 6, 16, 6), spacing=8, align=TOP)
-        self.refusal = text_label(tone="dim", selectable=True)
-        self.refusal.setContentsMargins(16, 12, 16, 12)
-        self.refusal.setAlignment(TOP)
+        self.message_label = text_label(selectable=True)
+        self.message_label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self._message_bar = QWidget()
+        symbol = IconWidget(theme, "error", "errorForeground", QSize(16, 18), 16)
+        row(
+            symbol,
+            (self.message_label, 1),
+            on=self._message_bar,
+            margins=(16, 6, 16, 6),
+            spacing=8,
+            align=TOP,
+        )
+        self.error_label = text_label(tone="dim", selectable=True)
+        self.error_label.setContentsMargins(16, 12, 16, 12)
+        self.error_label.setAlignment(TOP)
         self.find_bar = FindBar(theme, EditorSearch(self.editor))
-        column(self._strip, self.find_bar, (self.editor, 1), (self.refusal, 1), on=self, spacing=0)
+        column(self._message_bar, self.find_bar, (self.editor, 1), (self.error_label, 1), on=self, spacing=0)
         self.setFocusProxy(self.editor)
-        self._thread = IoThread(self, name="code", started=True)
-        self._strip.hide()
-        self.refusal.hide()
+        self._io_thread = IoThread(self, name="code", started=True)
+        self._message_bar.hide()
+        self.error_label.hide()
 
     def go_to(self, line: int | None, said: str = "") -> None:
         """Mark a line, and say above what is wrong there."""
-        self.line, self._said = line, said
+        self.line, self._message = line, said
         self._read()
 
     def tooltip(self) -> str:
@@ -81,43 +88,43 @@ class CodePage(Page):
         return [part for part in self.path.parts if part != "/"]
 
     def tab_actions(self) -> list[PageAction]:
-        if not self._has_outside():
+        if not self._has_editor():
             return []
-        return [PageAction("link-external", tr("Open in Your Editor"), self._show_outside)]
+        return [PageAction("link-external", tr("Open in Your Editor"), self._open_current_line)]
 
-    def _show_outside(self) -> None:
-        self._open_outside(self.path, self.editor.textCursor().blockNumber() + 1)
+    def _open_current_line(self) -> None:
+        self._open_in_editor(self.path, self.editor.textCursor().blockNumber() + 1)
 
     def save_state(self) -> dict[str, Any]:
-        return {"line": self.line, "said": self._said}
+        return {"line": self.line, "said": self._message}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         line, said = state.get("line"), state.get("said")
         self.line = line if isinstance(line, int) else None
-        self._said = said if isinstance(said, str) else ""
+        self._message = said if isinstance(said, str) else ""
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self._read()
 
     def _read(self) -> None:
-        self._thread.do(partial(read_code, self.path), self._show, key="read")
+        self._io_thread.submit(partial(read_code, self.path), self._show_code, key="read")
 
-    def _show(self, code: CodeText) -> None:
+    def _show_code(self, code: CodeText) -> None:
         has_changed = self.editor.toPlainText() != code.text
         if has_changed:
             self.editor.show_code(code.text)
-        self.refusal.setText(code.problem)
-        self.refusal.setVisible(bool(code.problem))
+        self.error_label.setText(code.problem)
+        self.error_label.setVisible(bool(code.problem))
         self.editor.setVisible(not code.problem)
         num_lines = self.editor.blockCount()
         is_there = self.line is not None and 1 <= self.line <= num_lines
-        words = self._said
+        words = self._message
         if self.line is not None and not is_there and not code.problem:
             gone = tr("The file has changed since: it has no line {line}.", line=self.line)
             words = f"{words} {gone}".strip()
-        self.said.setText(words)
-        self._strip.setVisible(bool(words))
+        self.message_label.setText(words)
+        self._message_bar.setVisible(bool(words))
         if self.line is not None and is_there:
-            self.editor.set_marks({self.line: self._said or tr("Here")} if self._said else {})
+            self.editor.set_line_problems({self.line: self._message or tr("Here")} if self._message else {})
             self.editor.go_to_line(self.line, focus=False)

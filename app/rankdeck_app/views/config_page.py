@@ -20,23 +20,23 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from rankdeck_app.language import spoken, tr
+from rankdeck_app.language import tr, translate
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.draft_form import DraftForm
 from rankdeck_app.widgets.find_bar import EditorSearch, FindBar
 from rankdeck_app.widgets.form import FormRow
-from rankdeck_app.widgets.layouts import column, make_in_turns, scrolled, text_label
-from rankdeck_app.widgets.run_rows import all_rows
+from rankdeck_app.widgets.layouts import build_incrementally, column, make_scroll_area, text_label
+from rankdeck_app.widgets.option_rows import all_rows
 from rankdeck_app.widgets.toml_editor import TomlEditor
 
 PAGE_ID = "config:"
 _LINE_ROLE = int(Qt.ItemDataRole.UserRole)
-_MOST_PX = 110
+_MAX_HEIGHT_PX = 110
 
 
-class _Lines(QListWidget):
+class _ProblemList(QListWidget):
     """As high as its lines are, up to a few."""
 
     def __init__(self) -> None:
@@ -47,7 +47,9 @@ class _Lines(QListWidget):
     def fit(self) -> None:
         first, last = (self.visualItemRect(self.item(at)) for at in (0, self.count() - 1))
         around = self.viewportMargins()
-        self.setFixedHeight(min(_MOST_PX, last.bottom() + 1 - first.top() + around.top() + around.bottom()))
+        self.setFixedHeight(
+            min(_MAX_HEIGHT_PX, last.bottom() + 1 - first.top() + around.top() + around.bottom())
+        )
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -63,22 +65,22 @@ class ConfigPage(Page):
     def __init__(self, theme: Theme, draft: Draft) -> None:
         super().__init__(PAGE_ID, title=tr("Configuration"), icon="file-code")
         self._draft = draft
-        self._typing = False
+        self._is_typing = False
         self.editor = TomlEditor(theme)
         self.editor.show_text(draft.text)
-        self.editor.textChanged.connect(self._typed)
+        self.editor.textChanged.connect(self._on_text_changed)
         self.forms: dict[str, DraftForm] = {}
-        self.problem_list = _Lines()
+        self.problem_list = _ProblemList()
         self.problem_list.setAccessibleName(tr("Problems of the configuration"))
-        self.problem_list.itemActivated.connect(self._go_to)
-        self.problem_list.itemClicked.connect(self._go_to)
+        self.problem_list.itemActivated.connect(self._go_to_problem)
+        self.problem_list.itemClicked.connect(self._go_to_problem)
         right = QWidget()
         self.find_bar = FindBar(theme, EditorSearch(self.editor))
         column(self.find_bar, (self.editor, 1), self.problem_list, on=right, spacing=0)
         self._splitter = QSplitter(Qt.Orientation.Horizontal)
         self._splitter.setHandleWidth(1)
         self._splitter.setChildrenCollapsible(False)
-        self._splitter.addWidget(self._form(theme))
+        self._splitter.addWidget(self._make_form_area(theme))
         self._splitter.addWidget(right)
         self._splitter.setSizes([420, 560])
         column(self._splitter, on=self)
@@ -86,11 +88,11 @@ class ConfigPage(Page):
         draft.changed.connect(self.refresh)
         self.refresh()
 
-    def _form(self, theme: Theme) -> QScrollArea:
+    def _make_form_area(self, theme: Theme) -> QScrollArea:
         inside = QWidget()
         rows = column(None, on=inside, margins=(16, 8, 16, 16), spacing=6)
-        make_in_turns(self, self._make_forms(theme, rows))
-        scroll = scrolled(inside, tr("Configuration"))
+        build_incrementally(self, self._make_forms(theme, rows))
+        scroll = make_scroll_area(inside, tr("Configuration"))
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setMinimumWidth(300)
         return scroll
@@ -103,7 +105,7 @@ class ConfigPage(Page):
             for part in (label, form):
                 rows.insertWidget(rows.count() - 1, part)
             if self.forms:
-                form.come_after(list(self.forms.values())[-1])
+                form.set_tab_after(list(self.forms.values())[-1])
             self.forms[title] = form
             yield form
 
@@ -141,20 +143,20 @@ class ConfigPage(Page):
         self.editor.suggest()
 
     def refresh(self) -> None:
-        if not self._typing:
+        if not self._is_typing:
             self.editor.show_text(self._draft.text)
         dirty = self._draft.source is not None and not self._draft.is_saved
         title = f"{self._draft.title or tr('Configuration')}{' ●' if dirty else ''}"
         if title != self.title:
             self.set_title(title)
-        if not self._draft.is_settling:
+        if not self._draft.is_typing:
             self._show_problems()
 
     def _show_problems(self) -> None:
         marks: dict[int, str] = {}
         self.problem_list.clear()
         for problem in self._draft.problems:
-            headline = spoken(problem.headline())
+            headline = translate(problem.headline())
             if problem.line is not None:
                 told = (marks.get(problem.line), headline, problem.advice)
                 marks[problem.line] = "\n".join(filter(None, told))
@@ -164,16 +166,16 @@ class ConfigPage(Page):
         self.problem_list.setVisible(bool(self._draft.problems))
         if self._draft.problems:
             self.problem_list.fit()
-        self.editor.set_marks(marks)
+        self.editor.set_line_problems(marks)
 
-    def _typed(self) -> None:
-        self._typing = True
+    def _on_text_changed(self) -> None:
+        self._is_typing = True
         try:
             self._draft.set_text(self.editor.toPlainText())
         finally:
-            self._typing = False
+            self._is_typing = False
 
-    def _go_to(self, item: QListWidgetItem) -> None:
+    def _go_to_problem(self, item: QListWidgetItem) -> None:
         line = item.data(_LINE_ROLE)
         if isinstance(line, int):
             self.go_to_line(line)

@@ -13,11 +13,11 @@ from PySide6.QtCore import QRect, QSize, Qt
 from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QApplication, QBoxLayout, QFrame, QWidget
 
-from rankdeck.base.phrases import marked
-from rankdeck.doctor.lines import VERDICT_WORDS, Verdict
+from rankdeck.base.phrases import tr_noop
+from rankdeck.doctor.lines import VERDICT_TEXTS, Verdict
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
-from rankdeck_app.state.doctor import WORST_FIRST, CheckWords, Doctor, in_window_words
+from rankdeck_app.state.doctor import SEVERITY_ORDER, CheckTexts, Doctor, translate_check
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.layouts import (
     MIDDLE,
@@ -25,51 +25,51 @@ from rankdeck_app.widgets.layouts import (
     Paragraph,
     WrappedText,
     column,
+    make_scroll_area,
     push_button,
     row,
-    scrolled,
     text_label,
 )
-from rankdeck_app.widgets.painting import Symbol, paint_progress
+from rankdeck_app.widgets.painting import IconWidget, paint_progress
 
 PAGE_KIND = "doctor"
 MAX_WIDTH = 1100
 _NAME_WIDTH = 150
-_WIDE, _HEAD_WIDE, _BUTTONS_WIDE = 560, 640, 400
+_WIDE_ROW_WIDTH, _WIDE_HEADER_WIDTH, _WIDE_BUTTONS_WIDTH = 560, 640, 400
 """Widths from which names stand beside what is said of them, buttons beside the summary, and buttons beside
 each other."""
-_LOOKING, _UNTOLD = "looking", "untold"
+_CHECKING, _NOT_CHECKED = "looking", "untold"
 _TITLES = {
-    _LOOKING: marked("being looked at"),
-    **{str(verdict): words for verdict, words in VERDICT_WORDS.items()},
-    _UNTOLD: marked("not looked at"),
+    _CHECKING: tr_noop("being looked at"),
+    **{str(verdict): words for verdict, words in VERDICT_TEXTS.items()},
+    _NOT_CHECKED: tr_noop("not looked at"),
 }
-_SIGNS: dict[str, tuple[str, str]] = {
-    Verdict.BROKEN: ("error", "errorForeground"),
-    Verdict.LOOK: ("warning", "rankdeck.lead"),
-    Verdict.GOOD: ("pass", "rankdeck.ok"),
-    Verdict.NOT_TRIED: ("circle-slash", "descriptionForeground"),
-    _LOOKING: ("loading", "rankdeck.rest"),
-    _UNTOLD: ("circle", "descriptionForeground"),
+_STATE_ICONS: dict[str, tuple[str, str]] = {
+    Verdict.FAILED: ("error", "errorForeground"),
+    Verdict.WARNING: ("warning", "rankdeck.lead"),
+    Verdict.OK: ("pass", "rankdeck.ok"),
+    Verdict.SKIPPED: ("circle-slash", "descriptionForeground"),
+    _CHECKING: ("loading", "rankdeck.rest"),
+    _NOT_CHECKED: ("circle", "descriptionForeground"),
 }
-_WHAT = marked(
+_DESCRIPTION = tr_noop(
     "Driver, torch, peer to peer, memory, disk, network, clock, and two ranks that really meet. It takes "
     "some seconds and changes nothing."
 )
 
 
-class _Sign(Symbol):
+class _StateIcon(IconWidget):
     """How a check went."""
 
     def __init__(self, theme: Theme) -> None:
-        super().__init__(theme, *_SIGNS[_LOOKING], QSize(18, 18), 16)
+        super().__init__(theme, *_STATE_ICONS[_CHECKING], QSize(18, 18), 16)
 
     def show_state(self, state: str) -> None:
-        self._icon, self._tone = _SIGNS[state]
+        self._icon, self._tone = _STATE_ICONS[state]
         self.update()
 
 
-class _Progress(QWidget):
+class _ProgressLine(QWidget):
     """A thin line; nothing where nothing goes on."""
 
     def __init__(self, theme: Theme) -> None:
@@ -95,36 +95,42 @@ class CheckRow(QWidget):
     def __init__(self, theme: Theme, title: str) -> None:
         super().__init__()
         self.title, self.state, self.command = title, "", ""
-        self._shown: CheckWords | None = None
-        self.sign = _Sign(theme)
+        self._shown_result: CheckTexts | None = None
+        self.icon = _StateIcon(theme)
         self.name = text_label(title, selectable=True)
         self.name.setFont(theme.font(12, bold=True))
-        self.words = WrappedText(theme, title)
-        self.code = WrappedText(theme, tr("What to run"))
+        self.details = WrappedText(theme, title)
+        self.command_text = WrappedText(theme, tr("What to run"))
         self.copy_button = push_button(tr("Copy"), "", self._copy, height=24)
-        self._act = QWidget()
-        row(self.copy_button, (column(None, self.code, None), 1), on=self._act, spacing=10, align=MIDDLE)
-        self._beside = row(self.name, (column(self.words, self._act, spacing=4), 1), spacing=10)
-        self._beside.setAlignment(self.name, TOP)
-        row(self.sign, (self._beside, 1), on=self, margins=(12, 6, 12, 7), spacing=8, align=TOP)
-
-    def show_check(self, state: str, said: CheckWords | None) -> None:
-        """`said` may be what an earlier look found."""
-        if (state, said) == (self.state, self._shown):
-            return
-        self.state, self._shown = state, said
-        self.sign.show_state(state)
-        paragraphs = (
-            _paragraphs(said) if said is not None else [(tr(_TITLES[state]).capitalize() + "…", "dim")]
+        self._command_row = QWidget()
+        row(
+            self.copy_button,
+            (column(None, self.command_text, None), 1),
+            on=self._command_row,
+            spacing=10,
+            align=MIDDLE,
         )
-        if state == _UNTOLD:
+        self._columns = row(self.name, (column(self.details, self._command_row, spacing=4), 1), spacing=10)
+        self._columns.setAlignment(self.name, TOP)
+        row(self.icon, (self._columns, 1), on=self, margins=(12, 6, 12, 7), spacing=8, align=TOP)
+
+    def show_check(self, state: str, said: CheckTexts | None) -> None:
+        """`said` may be what an earlier look found."""
+        if (state, said) == (self.state, self._shown_result):
+            return
+        self.state, self._shown_result = state, said
+        self.icon.show_state(state)
+        paragraphs = (
+            _make_paragraphs(said) if said is not None else [(tr(_TITLES[state]).capitalize() + "…", "dim")]
+        )
+        if state == _NOT_CHECKED:
             paragraphs = [(tr("It was not come to."), "dim")]
-        self.words.set_paragraphs(paragraphs)
+        self.details.set_paragraphs(paragraphs)
         self.command = said.command if said is not None else ""
-        self.code.set_paragraphs([(self.command, "mono")])
+        self.command_text.set_paragraphs([(self.command, "mono")])
         self.copy_button.setToolTip(tr("Copy {command}", command=self.command))
         self.copy_button.setAccessibleName(tr("Copy {command}", command=self.command))
-        self._act.setVisible(bool(self.command))
+        self._command_row.setVisible(bool(self.command))
         found = "" if said is None else said.finding
         self.setAccessibleName(
             tr("{title}, {verdict}: {found}", title=self.title, verdict=tr(_TITLES[state]), found=found)
@@ -133,8 +139,8 @@ class CheckRow(QWidget):
 
     def set_wide(self, is_wide: bool) -> None:
         down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
-        self._beside.setDirection(right if is_wide else down)
-        self._beside.setSpacing(10 if is_wide else 1)
+        self._columns.setDirection(right if is_wide else down)
+        self._columns.setSpacing(10 if is_wide else 1)
         self.name.setMinimumWidth(_NAME_WIDTH if is_wide else 0)
         self.name.setMaximumWidth(_NAME_WIDTH if is_wide else 16_777_215)
 
@@ -142,9 +148,9 @@ class CheckRow(QWidget):
         QGuiApplication.clipboard().setText(self.command)
 
 
-def _paragraphs(said: CheckWords) -> list[Paragraph]:
+def _make_paragraphs(said: CheckTexts) -> list[Paragraph]:
     """What is good is told in few lines; of what is not, each piece of evidence has its own."""
-    is_short = said.verdict in (Verdict.GOOD, Verdict.NOT_TRIED)
+    is_short = said.verdict in (Verdict.OK, Verdict.SKIPPED)
     evidence = [" · ".join(said.evidence)] if is_short and said.evidence else said.evidence
     return [
         (said.finding, ""),
@@ -153,7 +159,7 @@ def _paragraphs(said: CheckWords) -> list[Paragraph]:
     ]
 
 
-class _Group(QFrame):
+class _CheckGroup(QFrame):
     """The checks that went alike, under a heading with their count."""
 
     def __init__(self, state: str) -> None:
@@ -185,30 +191,30 @@ class DoctorPage(Page):
         super().__init__(f"{PAGE_KIND}:", title=tr("Doctor"), icon="checklist")
         self._theme, self._doctor = theme, doctor
         self.rows: dict[str, CheckRow] = {}
-        self._state_of: dict[str, str] = {}
-        self.headline = text_label("", "title", selectable=True)
-        self.told = text_label("", "dim", selectable=True)
-        self.problem = text_label("", "error", selectable=True)
-        self.look_button = push_button(tr("Look Again"), "", doctor.look, kind="primary")
+        self._states: dict[str, str] = {}
+        self.headline_label = text_label("", "title", selectable=True)
+        self.status_label = text_label("", "dim", selectable=True)
+        self.problem_label = text_label("", "error", selectable=True)
+        self.check_button = push_button(tr("Look Again"), "", doctor.start, kind="primary")
         self.stop_button = push_button(tr("Stop"), tr("End the look that is under way"), doctor.stop)
         told = tr("Copy all of it as text, for a bug report")
         self.copy_button = push_button(tr("Copy Report"), told, self._copy)
-        words = column(self.headline, self.told, self.problem, spacing=4)
-        self._buttons = row(self.copy_button, self.stop_button, self.look_button, spacing=8, align=TOP)
-        self._head = row((words, 1), self._buttons, spacing=14)
-        self._progress = _Progress(theme)
-        self._groups = {state: _Group(state) for state in (_LOOKING, *WORST_FIRST, _UNTOLD)}
+        words = column(self.headline_label, self.status_label, self.problem_label, spacing=4)
+        self._buttons = row(self.copy_button, self.stop_button, self.check_button, spacing=8, align=TOP)
+        self._header = row((words, 1), self._buttons, spacing=14)
+        self._progress = _ProgressLine(theme)
+        self._groups = {state: _CheckGroup(state) for state in (_CHECKING, *SEVERITY_ORDER, _NOT_CHECKED)}
         inside = QWidget()
         column(*self._groups.values(), None, on=inside, margins=(24, 10, 24, 20), spacing=10)
         self._inside = inside
         inside.setMaximumWidth(MAX_WIDTH)
-        self._scroll = scrolled(inside, tr("Checks, the worst first"))
+        self._scroll = make_scroll_area(inside, tr("Checks, the worst first"))
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         top = QWidget()
         top.setMaximumWidth(MAX_WIDTH)
-        column(self._head, self._progress, on=top, margins=(24, 18, 34, 0), spacing=10)
+        column(self._header, self._progress, on=top, margins=(24, 18, 34, 0), spacing=10)
         column(top, (self._scroll, 1), on=self, spacing=0)
-        self.setFocusProxy(self.look_button)
+        self.setFocusProxy(self.check_button)
         doctor.changed.connect(self.refresh)
         self.destroyed.connect(lambda: left())
         self.refresh()
@@ -219,27 +225,27 @@ class DoctorPage(Page):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
-        self._head.setDirection(right if self.width() >= _HEAD_WIDE else down)
-        self._buttons.setDirection(right if self.width() >= _BUTTONS_WIDE else down)
+        self._header.setDirection(right if self.width() >= _WIDE_HEADER_WIDTH else down)
+        self._buttons.setDirection(right if self.width() >= _WIDE_BUTTONS_WIDTH else down)
         for check in self.rows.values():
-            check.set_wide(self.width() >= _WIDE)
+            check.set_wide(self.width() >= _WIDE_ROW_WIDTH)
 
     def refresh(self) -> None:
         """Show what is known by now."""
         doctor, focused = self._doctor, QApplication.focusWidget()
-        self._show_head()
+        self._show_header()
         self._make_rows()
         for name, check in self.rows.items():
-            line, before = doctor.lines.get(name), doctor.earlier.get(name)
-            state = line.verdict if line is not None else _LOOKING if doctor.is_looking else _UNTOLD
+            line, before = doctor.lines.get(name), doctor.previous_lines.get(name)
+            state = line.verdict if line is not None else _CHECKING if doctor.is_running else _NOT_CHECKED
             known = line or before
-            check.show_check(state, in_window_words(known) if known is not None else None)
-            if not doctor.is_looking:
-                self._state_of[name] = state
+            check.show_check(state, translate_check(known) if known is not None else None)
+            if not doctor.is_running:
+                self._states[name] = state
             else:
-                self._state_of.setdefault(name, _LOOKING)
+                self._states.setdefault(name, _CHECKING)
         for state, group in self._groups.items():
-            group.show_rows([self.rows[name] for name in self.rows if self._state_of[name] == state])
+            group.show_rows([self.rows[name] for name in self.rows if self._states[name] == state])
         if focused is not None and self.isAncestorOf(focused) and focused.isVisibleTo(self):
             focused.setFocus()
 
@@ -247,60 +253,60 @@ class DoctorPage(Page):
         names = [announced.name for announced in self._doctor.rows]
         for gone in self.rows.keys() - set(names):
             self.rows.pop(gone).deleteLater()
-            self._state_of.pop(gone, None)
+            self._states.pop(gone, None)
         for announced in self._doctor.rows:
             if announced.name not in self.rows:
                 made = self.rows[announced.name] = CheckRow(self._theme, tr(announced.title))
-                made.set_wide(self.width() >= _WIDE)
+                made.set_wide(self.width() >= _WIDE_ROW_WIDTH)
         self.rows = {name: self.rows[name] for name in names}
 
-    def _show_head(self) -> None:
+    def _show_header(self) -> None:
         doctor = self._doctor
-        self.headline.setText(self._headline())
-        self.told.setText(self._told())
-        self.told.setVisible(bool(self.told.text()))
-        self.problem.setText(doctor.problem)
-        self.problem.setVisible(bool(doctor.problem))
+        self.headline_label.setText(self._headline_text())
+        self.status_label.setText(self._status_text())
+        self.status_label.setVisible(bool(self.status_label.text()))
+        self.problem_label.setText(doctor.problem)
+        self.problem_label.setVisible(bool(doctor.problem))
         num_told, num_rows = len(doctor.lines), len(doctor.rows)
         self._progress.set_share(
-            max(num_told / num_rows if num_rows else 0.0, 0.01) if doctor.is_looking else 0.0
+            max(num_told / num_rows if num_rows else 0.0, 0.01) if doctor.is_running else 0.0
         )
-        had_focus = self.stop_button.hasFocus() or self.look_button.hasFocus()
-        self.look_button.setText(tr("Look Again") if doctor.was_asked else tr("Look"))
-        self.look_button.setDisabled(doctor.is_looking)
-        self.stop_button.setVisible(doctor.is_looking)
+        had_focus = self.stop_button.hasFocus() or self.check_button.hasFocus()
+        self.check_button.setText(tr("Look Again") if doctor.has_results else tr("Look"))
+        self.check_button.setDisabled(doctor.is_running)
+        self.stop_button.setVisible(doctor.is_running)
         self.copy_button.setVisible(bool(doctor.lines))
         if had_focus:
-            (self.stop_button if doctor.is_looking else self.look_button).setFocus()
+            (self.stop_button if doctor.is_running else self.check_button).setFocus()
 
-    def _headline(self) -> str:
+    def _headline_text(self) -> str:
         doctor = self._doctor
-        if doctor.is_looking:
+        if doctor.is_running:
             return tr("Looking this machine over…")
-        if not doctor.was_asked:
+        if not doctor.has_results:
             return tr("This machine has not been looked over yet.")
-        return self._counts() or tr("Nothing was looked at.")
+        return self._counts_text() or tr("Nothing was looked at.")
 
-    def _counts(self) -> str:
+    def _counts_text(self) -> str:
         """'18 good, 2 worth a look, 1 broken'."""
         doctor = self._doctor
         parts = (
-            (Verdict.GOOD, marked("{n} good")),
-            (Verdict.LOOK, marked("{n} worth a look")),
-            (Verdict.BROKEN, marked("{n} broken")),
-            (Verdict.NOT_TRIED, marked("{n} not tried")),
+            (Verdict.OK, tr_noop("{n} good")),
+            (Verdict.WARNING, tr_noop("{n} worth a look")),
+            (Verdict.FAILED, tr_noop("{n} broken")),
+            (Verdict.SKIPPED, tr_noop("{n} not tried")),
         )
         return ", ".join(tr(words, words, n) for verdict, words in parts if (n := doctor.count(verdict)))
 
-    def _told(self) -> str:
+    def _status_text(self) -> str:
         doctor = self._doctor
-        if doctor.is_looking:
-            so_far = self._counts()
+        if doctor.is_running:
+            so_far = self._counts_text()
             seen = tr("{told} of {n}", "{told} of {n}", len(doctor.rows), told=len(doctor.lines))
             return f"{seen} · {so_far}" if so_far else seen
-        if not doctor.was_asked:
-            return tr(_WHAT)
-        at = time.strftime("%H:%M", time.localtime(doctor.began_at_s))
+        if not doctor.has_results:
+            return tr(_DESCRIPTION)
+        at = time.strftime("%H:%M", time.localtime(doctor.started_at))
         told = [tr("Looked at {time}", time=at)]
         if doctor.done is not None:
             told.append(tr("took {took}", took=f"{doctor.done.seconds:.1f} s"))

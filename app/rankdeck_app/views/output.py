@@ -19,21 +19,21 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QLineEdit, QListView, QStyle, QStyleOptionViewItem, QWidget
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck_app.language import tr
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.controls import ComboBox, WholeLabel, tool_button
+from rankdeck_app.widgets.controls import ComboBox, FitOrHideLabel, tool_button
 from rankdeck_app.widgets.find_bar import FindBar, LineSearch, text_before
 from rankdeck_app.widgets.layouts import column, row, text_label
 from rankdeck_app.widgets.painting import Index, ListRowDelegate, chart_font, paint_text
 
 ROW_HEIGHT = 16
-TAKE_EVERY_MS = 100
-MAX_LINES_PER_TAKE = 4_000
-_NO_RUN = marked("Open a run to see what its ranks say.")
-_NOTHING_BY_THEN = marked(
+POLL_INTERVAL_MS = 100
+MAX_LINES_PER_POLL = 4_000
+_NO_RUN = tr_noop("Open a run to see what its ranks say.")
+_NO_PAST_LINES = tr_noop(
     "No line of then is kept: Output holds the last lines of a run, and of logs when they were read."
 )
 _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "dim": "descriptionForeground"}
@@ -59,13 +59,13 @@ class _LineDelegate(ListRowDelegate):
             room = QRect(left, rect.y(), rect.right() - 12 - left, rect.height())
             elide = Qt.TextElideMode.ElideRight
             if text is line.text:
-                self._light(painter, room, text)
+                self._highlight_matches(painter, room, text)
             paint_text(painter, room, text, color(tone), 12, mono=True, elide=elide)
             left += metrics.horizontalAdvance(f"{text} ")
 
-    def _light(self, painter: QPainter, room: QRect, text: str) -> None:
+    def _highlight_matches(self, painter: QPainter, room: QRect, text: str) -> None:
         """The ground under what is found in a line."""
-        wanted = self.search.wanted if self.search is not None else None
+        wanted = self.search.pattern if self.search is not None else None
         if wanted is None:
             return
         metrics = QFontMetrics(chart_font(12, mono=True))
@@ -90,10 +90,10 @@ class _LineList(QListView):
 
 
 class OutputView(QWidget):
-    """`show_run` follows a run while the view is visible; None shows nothing."""
+    """`set_path` follows a run while the view is visible; None shows nothing."""
 
     follow_changed = Signal(bool)
-    named = Signal(str)
+    name_changed = Signal(str)
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -103,9 +103,9 @@ class OutputView(QWidget):
         self._path: Path | None = None
         self._tail: OutputTail | None = None
         self.rank: int | None = None
-        self._text = ""
-        self.follows = True
-        self._moving = False
+        self._filter_text = ""
+        self.follows_end = True
+        self._is_scrolling = False
         self.list = _LineList()
         self.list.setModel(self.model)
         delegate = _LineDelegate(theme, self.list, ROW_HEIGHT)
@@ -114,19 +114,19 @@ class OutputView(QWidget):
         self.list.setUniformItemSizes(True)
         self.list.setSelectionMode(QListView.SelectionMode.ExtendedSelection)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.list.verticalScrollBar().valueChanged.connect(self._scrolled)
-        self._is_past = False
-        self.empty = text_label(tr(_NO_RUN), "dim", wrap=False)
-        self.empty.setContentsMargins(16, 8, 16, 8)
+        self.list.verticalScrollBar().valueChanged.connect(self._on_scrolled)
+        self._is_in_past = False
+        self.empty_label = text_label(tr(_NO_RUN), "dim", wrap=False)
+        self.empty_label.setContentsMargins(16, 8, 16, 8)
         delegate.search = LineSearch(self.list, self.model)
         self.find_bar = FindBar(theme, delegate.search)
-        column(self.find_bar, self.empty, (self.list, 1), on=self, margins=(0, 4, 0, 4), spacing=0)
+        column(self.find_bar, self.empty_label, (self.list, 1), on=self, margins=(0, 4, 0, 4), spacing=0)
         self.setFocusProxy(self.list)
-        self._timer = QTimer(self, interval=TAKE_EVERY_MS)
-        self._timer.timeout.connect(self.take)
+        self._timer = QTimer(self, interval=POLL_INTERVAL_MS)
+        self._timer.timeout.connect(self.poll)
         theme.changed.connect(self.list.viewport().update)
 
-    def show_run(self, path: Path | None) -> None:
+    def set_path(self, path: Path | None) -> None:
         if path == self._path:
             return
         self.close_tail()
@@ -134,60 +134,60 @@ class OutputView(QWidget):
         self.rank = None
         self.model.clear()
         self.model.ranks.clear()
-        self.model.set_filter(None, self._text)
-        self._say_empty()
-        self.set_follow(True)
+        self.model.set_filter(None, self._filter_text)
+        self._update_empty_label()
+        self.set_follow_end(True)
         if self.isVisible():
             self._start()
 
-    def follow(self, run: LiveRun | None) -> None:
+    def set_run(self, run: LiveRun | None) -> None:
         """Show the run that is current now."""
-        self.show_run(None if run is None else run.run.path)
+        self.set_path(None if run is None else run.run_dir.path)
         self.name = "" if run is None else run.title
-        self.named.emit(self.name)
+        self.name_changed.emit(self.name)
 
     def set_until(self, moment: float | None) -> None:
         """What was said until then (Unix seconds), of the lines that are kept; None is now."""
-        self.model.set_until(moment)
-        self._is_past = moment is not None
-        self._say_empty()
-        self._to_end()
+        self.model.set_end_time(moment)
+        self._is_in_past = moment is not None
+        self._update_empty_label()
+        self._scroll_to_end()
 
-    def _say_empty(self) -> None:
-        is_nothing = self._is_past and not self.model.rowCount()
-        self.empty.setText(tr(_NOTHING_BY_THEN if is_nothing else _NO_RUN))
-        self.empty.setVisible(self._path is None or is_nothing)
+    def _update_empty_label(self) -> None:
+        is_nothing = self._is_in_past and not self.model.rowCount()
+        self.empty_label.setText(tr(_NO_PAST_LINES if is_nothing else _NO_RUN))
+        self.empty_label.setVisible(self._path is None or is_nothing)
 
     def set_rank(self, rank: int | None) -> None:
         self.rank = rank
-        self.model.set_filter(rank, self._text)
-        self._to_end()
+        self.model.set_filter(rank, self._filter_text)
+        self._scroll_to_end()
 
-    def set_text(self, text: str) -> None:
-        self._text = text
+    def set_filter_text(self, text: str) -> None:
+        self._filter_text = text
         self.model.set_filter(self.rank, text)
-        self._to_end()
+        self._scroll_to_end()
 
-    def set_follow(self, follows: bool) -> None:
-        self.follows = follows
+    def set_follow_end(self, follows: bool) -> None:
+        self.follows_end = follows
         self.follow_changed.emit(follows)
-        self._to_end()
+        self._scroll_to_end()
 
-    def take(self) -> None:
+    def poll(self) -> None:
         """Move what the thread has read into the model; at most so much that a click is never late."""
         if self._tail is None or not self._tail.lines:
             return
         waiting = self._tail.lines
-        self._moving = True
-        self.model.append([waiting.popleft() for _ in range(min(len(waiting), MAX_LINES_PER_TAKE))])
-        self._moving = False
-        self._say_empty()
-        self._to_end()
+        self._is_scrolling = True
+        self.model.append([waiting.popleft() for _ in range(min(len(waiting), MAX_LINES_PER_POLL))])
+        self._is_scrolling = False
+        self._update_empty_label()
+        self._scroll_to_end()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self._start()
-        self._to_end()
+        self._scroll_to_end()
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
@@ -207,18 +207,18 @@ class OutputView(QWidget):
             self._tail.stop()
             self._tail = None
 
-    def _to_end(self) -> None:
-        if self.follows:
-            self._moving = True
+    def _scroll_to_end(self) -> None:
+        if self.follows_end:
+            self._is_scrolling = True
             self.list.scrollToBottom()
-            self._moving = False
+            self._is_scrolling = False
 
-    def _scrolled(self, value: int) -> None:
+    def _on_scrolled(self, value: int) -> None:
         """A move that is not ours is the person's: up opens the lock, to the end closes it."""
         bar = self.list.verticalScrollBar()
         at_end = value >= bar.maximum() - 1
-        if not self._moving and bar.maximum() > 0 and at_end != self.follows:
-            self.set_follow(at_end)
+        if not self._is_scrolling and bar.maximum() > 0 and at_end != self.follows_end:
+            self.set_follow_end(at_end)
 
 
 class OutputTools(QWidget):
@@ -231,38 +231,38 @@ class OutputTools(QWidget):
         self.filter.setProperty("compact", "true")
         self.filter.setFixedWidth(120)
         self.filter.setAccessibleName(tr("Filter output"))
-        self.filter.textChanged.connect(view.set_text)
-        self.ranks = ComboBox(theme)
-        self.ranks.setProperty("compact", "true")
-        self.ranks.setFixedWidth(110)
-        self.ranks.setAccessibleName(tr("Rank"))
-        self.ranks.setToolTip(tr("Whose output is shown"))
-        self.ranks.addItem(tr("All ranks"), None)
-        self.ranks.activated.connect(lambda _index: view.set_rank(self.ranks.currentData()))
-        self.lock = tool_button(
-            theme, "lock", tr("Follow the End"), lambda: view.set_follow(self.lock.isChecked())
+        self.filter.textChanged.connect(view.set_filter_text)
+        self.rank_box = ComboBox(theme)
+        self.rank_box.setProperty("compact", "true")
+        self.rank_box.setFixedWidth(110)
+        self.rank_box.setAccessibleName(tr("Rank"))
+        self.rank_box.setToolTip(tr("Whose output is shown"))
+        self.rank_box.addItem(tr("All ranks"), None)
+        self.rank_box.activated.connect(lambda _index: view.set_rank(self.rank_box.currentData()))
+        self.follow_button = tool_button(
+            theme, "lock", tr("Follow the End"), lambda: view.set_follow_end(self.follow_button.isChecked())
         )
-        self.lock.setCheckable(True)
-        self.lock.setChecked(view.follows)
-        view.follow_changed.connect(self.lock.setChecked)
-        self.clear = tool_button(theme, "clear-all", tr("Clear Output"), view.model.clear)
-        whose = WholeLabel()
+        self.follow_button.setCheckable(True)
+        self.follow_button.setChecked(view.follows_end)
+        view.follow_changed.connect(self.follow_button.setChecked)
+        self.clear_button = tool_button(theme, "clear-all", tr("Clear Output"), view.model.clear)
+        whose = FitOrHideLabel()
         whose.setProperty("tone", "small")
         whose.setText(view.name)
         whose.setContentsMargins(0, 0, 6, 0)
-        view.named.connect(whose.setText)
-        row((whose, 1), self.filter, self.ranks, self.lock, self.clear, on=self, spacing=4)
+        view.name_changed.connect(whose.setText)
+        row((whose, 1), self.filter, self.rank_box, self.follow_button, self.clear_button, on=self, spacing=4)
         view.model.rowsInserted.connect(self._list_ranks)
         view.model.modelReset.connect(self._list_ranks)
 
     def _list_ranks(self) -> None:
         ranks = sorted(self._view.model.ranks)
-        listed = [self.ranks.itemData(index) for index in range(1, self.ranks.count())]
+        listed = [self.rank_box.itemData(index) for index in range(1, self.rank_box.count())]
         if ranks != listed:
-            self.ranks.clear()
-            self.ranks.addItem(tr("All ranks"), None)
+            self.rank_box.clear()
+            self.rank_box.addItem(tr("All ranks"), None)
             for rank in ranks:
-                self.ranks.addItem(tr("Rank {rank}", rank=rank), rank)
-        wanted = 0 if self._view.rank is None else self.ranks.findData(self._view.rank)
-        if wanted >= 0 and self.ranks.currentIndex() != wanted:
-            self.ranks.setCurrentIndex(wanted)
+                self.rank_box.addItem(tr("Rank {rank}", rank=rank), rank)
+        wanted = 0 if self._view.rank is None else self.rank_box.findData(self._view.rank)
+        if wanted >= 0 and self.rank_box.currentIndex() != wanted:
+            self.rank_box.setCurrentIndex(wanted)

@@ -17,89 +17,93 @@ from PySide6.QtGui import QEnterEvent, QShowEvent
 from PySide6.QtWidgets import QApplication, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from rankdeck.base.errors import Evidence, Problem
-from rankdeck.base.phrases import marked
-from rankdeck.diagnose.own_code import CodeLine, fold, is_own, own_lines
-from rankdeck.run.standstill import is_of_standstill
+from rankdeck.base.phrases import tr_noop
+from rankdeck.diagnose.user_code import CodeLine, fold_frames, is_user_file, user_lines
+from rankdeck.run.hang_warning import is_hang_problem
 from rankdeck_app.language import tr
-from rankdeck_app.shell.toasts import Action
+from rankdeck_app.shell.toasts import ToastAction
 from rankdeck_app.state.problem_list import ListedProblem, ProblemList
-from rankdeck_app.theme import Theme, set_look
+from rankdeck_app.theme import Theme, set_style_properties
 from rankdeck_app.widgets.controls import ElidedLabel
 from rankdeck_app.widgets.layouts import (
     TOP,
     FlowLayout,
     TextBlock,
     column,
+    make_scroll_area,
     push_button,
     row,
-    scrolled,
     text_label,
 )
-from rankdeck_app.widgets.painting import Symbol
+from rankdeck_app.widgets.painting import IconWidget
 
 MAX_ROWS = 100
 MAX_LINKS = 3
 MAX_EVIDENCE = 5
-_PLACE = re.compile(r" \((?P<file>/[^()]+), [^()\d]*(?P<line>\d+)\)\.?$")
+_LOCATION = re.compile(r" \((?P<file>/[^()]+), [^()\d]*(?P<line>\d+)\)\.?$")
 """In whatever language: what stands before the number means "line"."""
 
-FindActions = Callable[[ListedProblem], list[Action]]
+FindActions = Callable[[ListedProblem], list[ToastAction]]
 OpenCode = Callable[[Path, int, str], object]
-LookAt = Callable[[ListedProblem | None], object]
+PreviewFix = Callable[[ListedProblem | None], object]
 
 
-def code_of(problem: Problem) -> list[CodeLine]:
+def user_code_lines(problem: Problem) -> list[CodeLine]:
     """The lines of the person's own code that a problem names, the one where it was raised first."""
-    told = [line for line in own_lines(problem.last_lines) if Path(line.file).is_absolute()]
-    named = _named_place(problem)
+    told = [line for line in user_lines(problem.last_lines) if Path(line.file).is_absolute()]
+    named = _named_location(problem)
     if named is None:
         return told
     raised = next((line for line in told if (line.file, line.line) == (named.file, named.line)), named)
     return [raised, *(line for line in told if line is not raised)]
 
 
-def _named_place(problem: Problem) -> CodeLine | None:
+def _named_location(problem: Problem) -> CodeLine | None:
     """The file and line that the problem carries; runs of before have them in their message only."""
     if problem.path and problem.line is not None and Path(problem.path).is_absolute():
         return CodeLine(problem.path, problem.line)
-    match = _PLACE.search(problem.message)
-    return CodeLine(match["file"], int(match["line"])) if match and is_own(match["file"]) else None
+    match = _LOCATION.search(problem.message)
+    return CodeLine(match["file"], int(match["line"])) if match and is_user_file(match["file"]) else None
 
 
-def said_of(problem: Problem) -> str:
+def message_text(problem: Problem) -> str:
     """The message without the place that stands beside it as a link."""
-    return _PLACE.sub("", problem.message) if code_of(problem) else problem.message
+    return _LOCATION.sub("", problem.message) if user_code_lines(problem) else problem.message
 
 
 class ProblemRow(QWidget):
-    """One entry. The buttons stand below the advice that they carry out. `looked_at`: the pointer or the
-    keyboard is on it, or no longer."""
+    """One entry. The buttons stand below the advice that they carry out. `highlight_changed`: the pointer or
+    the keyboard is on it, or no longer."""
 
-    looked_at = Signal(bool)
+    highlight_changed = Signal(bool)
 
     def __init__(
-        self, theme: Theme, entry: ListedProblem, actions: list[Action], open_code: OpenCode | None = None
+        self,
+        theme: Theme,
+        entry: ListedProblem,
+        actions: list[ToastAction],
+        open_code: OpenCode | None = None,
     ) -> None:
         super().__init__()
         self.setObjectName("problemRow")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.entry = entry
         self.labels = [label for label, _ in actions]
-        problem, self.code = entry.problem, code_of(entry.problem)
-        message = said_of(problem)
+        problem, self.code_lines = entry.problem, user_code_lines(entry.problem)
+        message = message_text(problem)
         self.links: list[QPushButton] = []
-        self.trace: TextBlock | None = None
-        self._message = _wrapped(message)
+        self.traceback_block: TextBlock | None = None
+        self._message = _wrapped_label(message)
         words = column(self._message, spacing=3)
-        for line in self.code[:MAX_LINKS]:
-            words.addLayout(self._link(line, message, open_code))
+        for line in self.code_lines[:MAX_LINKS]:
+            words.addLayout(self._code_row(line, message, open_code))
         for seen in problem.evidence[:MAX_EVIDENCE]:
-            words.addLayout(self._evidence(seen, open_code))
+            words.addLayout(self._evidence_row(seen, open_code))
         if problem.advice:
-            words.addWidget(_wrapped(problem.advice, "dim"))
+            words.addWidget(_wrapped_label(problem.advice, "dim"))
         if problem.last_lines:
-            self._add_lines(theme, fold(problem.last_lines), words.addWidget)
-        words.addWidget(_wrapped(whose(entry), "small"))
+            self._add_traceback(theme, fold_frames(problem.last_lines), words.addWidget)
+        words.addWidget(_wrapped_label(owner_text(entry), "small"))
         self.buttons = [push_button(label, "", act) for label, act in actions]
         if self.buttons:
             place = QWidget()
@@ -110,23 +114,23 @@ class ProblemRow(QWidget):
             words.addSpacing(2)
             words.addWidget(place)
         icon, tone = ("warning", "rankdeck.lead") if entry.is_warning else ("error", "errorForeground")
-        symbol = Symbol(theme, icon, tone, QSize(16, 18), 16)
+        symbol = IconWidget(theme, icon, tone, QSize(16, 18), 16)
         row(symbol, (words, 1), on=self, margins=(16, 6, 16, 6), spacing=8, align=TOP)
-        self.say(entry)
+        self.update_entry(entry)
         self.setAccessibleDescription(problem.advice or "")
 
-    def say(self, entry: ListedProblem) -> None:
+    def update_entry(self, entry: ListedProblem) -> None:
         """The same entry, whose message counts on."""
         self.entry = entry
-        message = said_of(entry.problem)
+        message = message_text(entry.problem)
         self._message.setText(message)
-        name = marked("Warning: {problem}") if entry.is_warning else marked("Error: {problem}")
+        name = tr_noop("Warning: {problem}") if entry.is_warning else tr_noop("Error: {problem}")
         self.setAccessibleName(tr(name, problem=message))
 
-    def shows(self, entry: ListedProblem) -> bool:
+    def is_same_entry(self, entry: ListedProblem) -> bool:
         """Whether it is the same entry, but for the seconds of a standstill."""
         own, other = self.entry, entry
-        if is_of_standstill(own.problem) and code_of(own.problem) == code_of(other.problem):
+        if is_hang_problem(own.problem) and user_code_lines(own.problem) == user_code_lines(other.problem):
             kept = {"message": "", "arguments": {}}
             own = replace(own, problem=msgspec.structs.replace(own.problem, **kept))
             other = replace(other, problem=msgspec.structs.replace(other.problem, **kept))
@@ -134,25 +138,25 @@ class ProblemRow(QWidget):
 
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)
-        self.looked_at.emit(True)
+        self.highlight_changed.emit(True)
 
     def leaveEvent(self, event: QEvent) -> None:
         super().leaveEvent(event)
-        self.looked_at.emit(False)
+        self.highlight_changed.emit(False)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() in (QEvent.Type.FocusIn, QEvent.Type.FocusOut):
-            self.looked_at.emit(event.type() == QEvent.Type.FocusIn)
+            self.highlight_changed.emit(event.type() == QEvent.Type.FocusIn)
         return super().eventFilter(watched, event)
 
-    def _evidence(self, seen: Evidence, open_code: OpenCode | None) -> QHBoxLayout:
+    def _evidence_row(self, seen: Evidence, open_code: OpenCode | None) -> QHBoxLayout:
         """What was seen, and a link to where it is: relative paths are of the run's folder."""
-        told, file = _wrapped(seen.text, "dim"), place_of(seen, self.entry.run)
+        told, file = _wrapped_label(seen.text, "dim"), evidence_file(seen, self.entry.run)
         if file is None:
             return row((told, 1))
-        return row(self._open(file, seen.line, seen.text, open_code), (told, 1), spacing=12, align=TOP)
+        return row(self._file_link(file, seen.line, seen.text, open_code), (told, 1), spacing=12, align=TOP)
 
-    def _open(self, file: Path, line: int | None, said: str, open_code: OpenCode | None) -> QPushButton:
+    def _file_link(self, file: Path, line: int | None, said: str, open_code: OpenCode | None) -> QPushButton:
         """'rank-1.0.jsonl' or 'train.py, line 9', as a link."""
         text, tip = file.name, tr("Open {file}", file=file)
         if line is not None:
@@ -168,46 +172,48 @@ class ProblemRow(QWidget):
         self.links.append(link)
         return link
 
-    def _link(self, line: CodeLine, message: str, open_code: OpenCode | None) -> QHBoxLayout:
+    def _code_row(self, line: CodeLine, message: str, open_code: OpenCode | None) -> QHBoxLayout:
         """'train.py, line 9', and what is written there."""
-        link = self._open(Path(line.file), line.line, message, open_code)
+        link = self._file_link(Path(line.file), line.line, message, open_code)
         is_inside = line.function and line.function != "<module>"
         where = tr("in {function}", function=line.function) if is_inside else ""
         told = ElidedLabel("    ".join(filter(None, (where, line.text))))
         told.setProperty("tone", "mono")
         return row(link, (told, 1), spacing=12)
 
-    def _add_lines(self, theme: Theme, lines: list[str], add: Callable[[QWidget], object]) -> None:
+    def _add_traceback(self, theme: Theme, lines: list[str], add: Callable[[QWidget], object]) -> None:
         """The rank's last lines: folded behind a button where the person's own line says enough."""
-        self.trace = TextBlock(theme, lines, tr("Last lines of the rank"))
-        if self.code:
-            self.unfold = push_button("", tr("Show the traceback"), self._turn, kind="quiet")
-            self.unfold.setIcon(theme.icon("chevron-right", "descriptionForeground"))
-            self.unfold.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
-            self.unfold.setProperty("flush", "true")
-            self.unfold.setText(tr("Traceback, {n} lines", "Traceback, {n} line", len(lines)))
+        self.traceback_block = TextBlock(theme, lines, tr("Last lines of the rank"))
+        if self.code_lines:
+            self.traceback_button = push_button(
+                "", tr("Show the traceback"), self._toggle_traceback, kind="quiet"
+            )
+            self.traceback_button.setIcon(theme.icon("chevron-right", "descriptionForeground"))
+            self.traceback_button.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+            self.traceback_button.setProperty("flush", "true")
+            self.traceback_button.setText(tr("Traceback, {n} lines", "Traceback, {n} line", len(lines)))
             self._theme = theme
-            self.trace.hide()
-            add(self.unfold)
-        add(self.trace)
+            self.traceback_block.hide()
+            add(self.traceback_button)
+        add(self.traceback_block)
 
-    def _turn(self) -> None:
-        assert self.trace is not None
-        is_open = self.trace.isHidden()
-        self.trace.setVisible(is_open)
+    def _toggle_traceback(self) -> None:
+        assert self.traceback_block is not None
+        is_open = self.traceback_block.isHidden()
+        self.traceback_block.setVisible(is_open)
         icon = "chevron-down" if is_open else "chevron-right"
-        self.unfold.setIcon(self._theme.icon(icon, "descriptionForeground"))
-        self.unfold.setToolTip(tr("Hide the traceback") if is_open else tr("Show the traceback"))
+        self.traceback_button.setIcon(self._theme.icon(icon, "descriptionForeground"))
+        self.traceback_button.setToolTip(tr("Hide the traceback") if is_open else tr("Show the traceback"))
 
 
-def place_of(seen: Evidence, run: Path | None) -> Path | None:
+def evidence_file(seen: Evidence, run: Path | None) -> Path | None:
     """The file that shows it; None where none does, or nobody knows whose it is."""
     if seen.path is None or (run is None and not Path(seen.path).is_absolute()):
         return None
     return Path(seen.path) if run is None else run / seen.path
 
 
-def _wrapped(text: str, tone: str = "") -> QLabel:
+def _wrapped_label(text: str, tone: str = "") -> QLabel:
     """Text that takes the width that there is, however long its words are."""
     label = text_label(text, tone, selectable=True)
     policy = QSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
@@ -216,7 +222,7 @@ def _wrapped(text: str, tone: str = "") -> QLabel:
     return label
 
 
-def whose(entry: ListedProblem) -> str:
+def owner_text(entry: ListedProblem) -> str:
     """'GPT DP · rank 2 on box1', 'configuration · train.steps, line 12'."""
     problem = entry.problem
     parts = [entry.title]
@@ -224,7 +230,7 @@ def whose(entry: ListedProblem) -> str:
         parts.append(tr("rank {rank} on {host}", rank=problem.rank, host=problem.host))
     elif problem.rank is not None:
         parts.append(tr("rank {rank}", rank=problem.rank))
-    if problem.path and not _is_in_advice(problem.path, problem.advice) and not code_of(problem):
+    if problem.path and not _is_in_advice(problem.path, problem.advice) and not user_code_lines(problem):
         place = tr("{file}, line {line}", file=problem.path, line=problem.line)
         parts.append(problem.path if problem.line is None else place)
     elif problem.line is not None and not problem.path:
@@ -248,25 +254,27 @@ class ProblemsView(QWidget):
         problems: ProblemList,
         find_actions: FindActions,
         open_code: OpenCode | None = None,
-        look_at: LookAt | None = None,
+        look_at: PreviewFix | None = None,
     ) -> None:
         super().__init__()
         self._theme = theme
         self._problems = problems
-        self._look_at = look_at
+        self._preview_fix = look_at
         self._find_actions = find_actions
         self._open_code = open_code
         self.rows: list[ProblemRow] = []
-        self.empty = text_label(tr("No problems."), "dim", wrap=False)
-        self.empty.setContentsMargins(16, 8, 16, 8)
-        self.more = text_label(tone="dim", wrap=False)
-        self.more.setContentsMargins(40, 4, 16, 4)
-        self.others = text_label(tr("Other runs").upper(), "section", wrap=False)
-        self.others.setContentsMargins(16, 10, 16, 2)
+        self.empty_label = text_label(tr("No problems."), "dim", wrap=False)
+        self.empty_label.setContentsMargins(16, 8, 16, 8)
+        self.more_label = text_label(tone="dim", wrap=False)
+        self.more_label.setContentsMargins(40, 4, 16, 4)
+        self.others_heading = text_label(tr("Other runs").upper(), "section", wrap=False)
+        self.others_heading.setContentsMargins(16, 10, 16, 2)
         inside = QWidget()
-        self.others.setParent(inside)
-        self._column = column(self.empty, self.more, None, on=inside, margins=(0, 0, 0, 8), spacing=0)
-        self._scroll = scrolled(inside, tr("Problems"))
+        self.others_heading.setParent(inside)
+        self._column = column(
+            self.empty_label, self.more_label, None, on=inside, margins=(0, 0, 0, 8), spacing=0
+        )
+        self._scroll = make_scroll_area(inside, tr("Problems"))
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         column(self._scroll, on=self)
         self.setFocusProxy(self._scroll)
@@ -278,14 +286,14 @@ class ProblemsView(QWidget):
         places = {row: at for at, row in enumerate(self.rows)}
         before, self.rows = self.rows, []
         entries = self._problems.entries
-        self._column.removeWidget(self.others)
+        self._column.removeWidget(self.others_heading)
         for at, entry in enumerate(entries[:MAX_ROWS]):
             actions = self._find_actions(entry)
             labels = [label for label, _ in actions]
-            same = next((one for one in before if one.shows(entry) and one.labels == labels), None)
+            same = next((one for one in before if one.is_same_entry(entry) and one.labels == labels), None)
             if same is not None:
                 before.remove(same)
-                same.say(entry)
+                same.update_entry(entry)
             made = same or self._make_row(entry, actions)
             if self._column.indexOf(made) != at:
                 self._column.insertWidget(at, made)
@@ -298,17 +306,17 @@ class ProblemsView(QWidget):
             self._column.removeWidget(gone)
             gone.hide()
             gone.deleteLater()
-        self.empty.setVisible(not self.rows)
-        self.more.setText(tr("{count} more are not shown.", count=len(entries) - MAX_ROWS))
-        self.more.setVisible(len(entries) > MAX_ROWS)
-        first = next((at for at, row in enumerate(self.rows) if self._is_of_another(row)), None)
-        self.others.setVisible(first is not None)
+        self.empty_label.setVisible(not self.rows)
+        self.more_label.setText(tr("{count} more are not shown.", count=len(entries) - MAX_ROWS))
+        self.more_label.setVisible(len(entries) > MAX_ROWS)
+        first = next((at for at, row in enumerate(self.rows) if self._is_of_other_run(row)), None)
+        self.others_heading.setVisible(first is not None)
         if first is not None:
-            self._column.insertWidget(first, self.others)
-        self._give_room()
+            self._column.insertWidget(first, self.others_heading)
+        self._relayout()
 
-    def _is_of_another(self, shown: ProblemRow) -> bool:
-        return self._problems.is_of_another_run(shown.entry)
+    def _is_of_other_run(self, shown: ProblemRow) -> bool:
+        return self._problems.is_of_other_run(shown.entry)
 
     def _focus_nearest(self, place: int) -> None:
         """The keyboard stays in the list when the row that has it goes: what was done there fixed it."""
@@ -317,29 +325,29 @@ class ProblemsView(QWidget):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self._give_room()
+        self._relayout()
 
-    def _give_room(self) -> None:
+    def _relayout(self) -> None:
         """The scroll area hears of new heights turns later; until then rows were painted pressed together."""
         QCoreApplication.sendEvent(self._scroll, QEvent(QEvent.Type.LayoutRequest))
         self._column.activate()
 
-    def _make_row(self, entry: ListedProblem, actions: list[Action]) -> ProblemRow:
+    def _make_row(self, entry: ListedProblem, actions: list[ToastAction]) -> ProblemRow:
         made = ProblemRow(self._theme, entry, actions, self._open_code)
-        if self._look_at is not None:
-            made.looked_at.connect(partial(self._tell, entry))
+        if self._preview_fix is not None:
+            made.highlight_changed.connect(partial(self._on_highlight_changed, entry))
         return made
 
-    def _tell(self, entry: ListedProblem, is_looked_at: bool) -> None:
-        if self._look_at is not None:
-            self._look_at(entry if is_looked_at else None)
+    def _on_highlight_changed(self, entry: ListedProblem, is_looked_at: bool) -> None:
+        if self._preview_fix is not None:
+            self._preview_fix(entry if is_looked_at else None)
 
     def show_entry(self, entry: ListedProblem) -> None:
         """Mark an entry's row and bring it into view."""
-        self._tell(entry, True)
+        self._on_highlight_changed(entry, True)
         for shown in self.rows:
             is_it = shown.entry == entry
-            set_look(shown, chosen="true" if is_it else "false")
+            set_style_properties(shown, chosen="true" if is_it else "false")
             if is_it:
-                self._give_room()
+                self._relayout()
                 self._scroll.verticalScrollBar().setValue(shown.y())

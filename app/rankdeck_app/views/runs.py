@@ -23,21 +23,21 @@ from rankdeck_app.widgets.painting import Index
 from rankdeck_app.widgets.run_list import INDENT, RunDelegate
 
 
-class _Found(QSortFilterProxyModel):
+class _RunFilter(QSortFilterProxyModel):
     """The runs that are looked for; archived ones only where they are asked for."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self.search = RunSearch()
-        self.unfolded: set[Path] = set()
+        self.expanded_races: set[Path] = set()
         """The races whose entries are shown."""
 
-    def unfold(self, race: Path, *, is_open: bool) -> None:
+    def set_expanded(self, race: Path, *, is_open: bool) -> None:
         self.beginFilterChange()
-        (self.unfolded.add if is_open else self.unfolded.discard)(race)
+        (self.expanded_races.add if is_open else self.expanded_races.discard)(race)
         self.endFilterChange(QSortFilterProxyModel.Direction.Rows)
 
-    def look_for(self, text: str) -> None:
+    def set_search(self, text: str) -> None:
         self.beginFilterChange()
         self.search = RunSearch(text)
         self.endFilterChange(QSortFilterProxyModel.Direction.Rows)
@@ -46,39 +46,39 @@ class _Found(QSortFilterProxyModel):
         source = self.sourceModel()
         info: RunInfo = source.index(row, 0).data(RunsModel.InfoRole)
         while info.entry_of is not None:  # shown where its race is, which stands above it
-            if info.entry_of not in self.unfolded:
+            if info.entry_of not in self.expanded_races:
                 return False
             row -= 1
             info = source.index(row, 0).data(RunsModel.InfoRole)
-        is_hidden = info.labels.is_archived and not self.search.asks_for_archived
+        is_hidden = info.labels.is_archived and not self.search.includes_archived
         return not is_hidden and self.search.matches(info)
 
 
 class RunsView(QWidget):
-    """`opened` (Enter, double click) and `looked_at` (a click) carry a RunInfo; `table_asked` wants them as a
-    table; `chosen_changed` comes when other runs are chosen.
+    """`opened` (Enter, double click) and `preview_requested` (a click) carry a RunInfo; `table_requested`
+    wants them as a table; `selection_changed` comes when other runs are chosen.
     """
 
-    renames_in_place = False
+    can_rename_inline = False
 
     opened = Signal(object)
-    looked_at = Signal(object)
-    table_asked = Signal()
-    chosen_changed = Signal()
+    preview_requested = Signal(object)
+    table_requested = Signal()
+    selection_changed = Signal()
     focus_changed = Signal()
 
     def __init__(self, theme: Theme, runs: Runs, menu: Callable[[Sequence[RunInfo], QWidget], QMenu]) -> None:
         super().__init__()
-        self._runs, self._menu = runs, menu
+        self._runs, self._make_menu = runs, menu
         hint = tr("Search, {tag}, {state}", tag="tag:x", state="state:failed")
         self.filter = QLineEdit(placeholderText=hint, clearButtonEnabled=True)
         self.filter.setAccessibleName(tr("Search runs"))
-        self.proxy = _Found(self)
+        self.proxy = _RunFilter(self)
         self.proxy.setSourceModel(runs.model)
-        self.filter.textChanged.connect(self._filter)
+        self.filter.textChanged.connect(self._set_search)
         self.list = QListView()
         self.list.setModel(self.proxy)
-        self.list.setItemDelegate(RunDelegate(theme, self.list, self.proxy.unfolded))
+        self.list.setItemDelegate(RunDelegate(theme, self.list, self.proxy.expanded_races))
         self.list.setAccessibleName(tr("Runs"))
         self.list.setUniformItemSizes(True)
         self.list.setMouseTracking(True)
@@ -86,22 +86,22 @@ class RunsView(QWidget):
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.list.customContextMenuRequested.connect(self._open_menu)
-        self.list.clicked.connect(self._click)
+        self.list.clicked.connect(self._on_clicked)
         self.list.activated.connect(lambda index: self.opened.emit(index.data(RunsModel.InfoRole)))
-        self.list.selectionModel().selectionChanged.connect(lambda *_: self.chosen_changed.emit())
+        self.list.selectionModel().selectionChanged.connect(lambda *_: self.selection_changed.emit())
         self.list.installEventFilter(self)
-        self.as_table = tool_button(theme, "table", tr("Show Runs as a Table"), self.table_asked.emit)
-        self.empty = text_label(tone="dim")
-        self.empty.setContentsMargins(14, 4, 14, 4)
-        top = row((self.filter, 1), self.as_table, margins=(12, 0, 12, 0), spacing=6, align=MIDDLE)
-        column(top, self.empty, (self.list, 1), on=self, spacing=8)
+        self.table_button = tool_button(theme, "table", tr("Show Runs as a Table"), self.table_requested.emit)
+        self.empty_label = text_label(tone="dim")
+        self.empty_label.setContentsMargins(14, 4, 14, 4)
+        top = row((self.filter, 1), self.table_button, margins=(12, 0, 12, 0), spacing=6, align=MIDDLE)
+        column(top, self.empty_label, (self.list, 1), on=self, spacing=8)
         self.setFocusProxy(self.list)
         theme.changed.connect(self.list.viewport().update)
-        runs.changed.connect(self._describe)
-        runs.aged.connect(self.list.viewport().update)
-        self._describe()
+        runs.changed.connect(self._update_empty_label)
+        runs.ages_changed.connect(self.list.viewport().update)
+        self._update_empty_label()
 
-    def selected(self) -> RunInfo | None:
+    def current_run(self) -> RunInfo | None:
         info = self.list.currentIndex().data(RunsModel.InfoRole)
         return info if isinstance(info, RunInfo) else None
 
@@ -110,22 +110,22 @@ class RunsView(QWidget):
         indexes = sorted(self.list.selectionModel().selectedIndexes(), key=lambda index: index.row())
         return [index.data(RunsModel.InfoRole) for index in indexes]
 
-    def begin_search(self) -> None:
+    def focus_search(self) -> None:
         """Put the keyboard into the search."""
         self.filter.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.filter.selectAll()
 
-    def _click(self, index: Index) -> None:
+    def _on_clicked(self, index: Index) -> None:
         info: RunInfo = index.data(RunsModel.InfoRole)
         if info.race is not None and self.list.viewport().mapFromGlobal(QCursor.pos()).x() < 10 + INDENT:
-            self.proxy.unfold(info.path, is_open=info.path not in self.proxy.unfolded)
+            self.proxy.set_expanded(info.path, is_open=info.path not in self.proxy.expanded_races)
         elif len(self.selected_runs()) == 1:
-            self.looked_at.emit(info)
+            self.preview_requested.emit(info)
 
-    def _fold(self, info: RunInfo, key: Qt.Key) -> bool:
+    def _expand_or_collapse(self, info: RunInfo, key: Qt.Key) -> bool:
         """Right and Left unfold and fold a race; Left in one of its entries goes to it."""
         if info.race is not None:
-            self.proxy.unfold(info.path, is_open=key == Qt.Key.Key_Right)
+            self.proxy.set_expanded(info.path, is_open=key == Qt.Key.Key_Right)
         elif info.entry_of is not None and key == Qt.Key.Key_Left:
             at = self.list.currentIndex().row()
             while self.proxy.index(at, 0).data(RunsModel.InfoRole).entry_of is not None:
@@ -133,29 +133,29 @@ class RunsView(QWidget):
             self.list.setCurrentIndex(self.proxy.index(at, 0))
         return info.race is not None or info.entry_of is not None
 
-    def _filter(self, text: str) -> None:
-        self.proxy.look_for(text)
-        self._describe()
+    def _set_search(self, text: str) -> None:
+        self.proxy.set_search(text)
+        self._update_empty_label()
 
-    def _describe(self) -> None:
+    def _update_empty_label(self) -> None:
         text = ""
         if not self.proxy.rowCount():
             text = tr("No run yet. Launch one from the Launch view.")
-            if not self._runs.known or self._runs.num_unread:
+            if not self._runs.is_known or self._runs.num_unread:
                 text = tr("Looking for runs…")
             elif self._runs.infos:
                 text = tr("No run matches.")
-        self.empty.setText(text)
-        self.empty.setVisible(bool(text))
+        self.empty_label.setText(text)
+        self.empty_label.setVisible(bool(text))
 
     def build_menu(self, info: RunInfo) -> QMenu:
         """What can be done to a run, or to all that are chosen if it is one of them."""
         chosen = self.selected_runs()
-        return self._menu(chosen if info in chosen else [info], self)
+        return self._make_menu(chosen if info in chosen else [info], self)
 
     def _open_menu(self, at: QPoint) -> None:
         index = self.list.indexAt(at)
-        info = index.data(RunsModel.InfoRole) if index.isValid() else self.selected()
+        info = index.data(RunsModel.InfoRole) if index.isValid() else self.current_run()
         if isinstance(info, RunInfo):
             menu = self.build_menu(info)
             menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -165,11 +165,15 @@ class RunsView(QWidget):
         if event.type() in (QEvent.Type.FocusIn, QEvent.Type.FocusOut):
             self.focus_changed.emit()
         if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
-            info = self.selected()
+            info = self.current_run()
             key = Qt.Key(event.key())
-            if info is not None and key in (Qt.Key.Key_Left, Qt.Key.Key_Right) and self._fold(info, key):
+            if (
+                info is not None
+                and key in (Qt.Key.Key_Left, Qt.Key.Key_Right)
+                and self._expand_or_collapse(info, key)
+            ):
                 return True
             if key == Qt.Key.Key_Space and info is not None:
-                self.looked_at.emit(info)
+                self.preview_requested.emit(info)
                 return True
         return False

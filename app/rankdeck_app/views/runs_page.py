@@ -14,7 +14,7 @@ from PySide6.QtCore import QEvent, QObject, QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QKeySequence, QShortcut, QShowEvent
 from PySide6.QtWidgets import QAbstractItemView, QDialog, QLineEdit, QPlainTextEdit, QWidget
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.base.units import format_count
 from rankdeck.run.row import RunInfo
 from rankdeck_app.language import tr
@@ -23,49 +23,49 @@ from rankdeck_app.state.runs import Runs
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
 from rankdeck_app.widgets.layouts import column, push_button, row, text_label
-from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS
+from rankdeck_app.widgets.run_columns import COLUMNS, COLUMNS_BY_KEY
 from rankdeck_app.widgets.run_table import RunTable
-from rankdeck_app.widgets.run_table_model import Arrangement, RunTableModel
+from rankdeck_app.widgets.run_table_model import RunArrangement, RunTableModel
 
-SEARCH_HINT = marked("Search: words, {tag}, {state}, {strategy}, {note}, {without} for what it is not")
-_EXAMPLES = {
+SEARCH_HINT = tr_noop("Search: words, {tag}, {state}, {strategy}, {note}, {without} for what it is not")
+_SEARCH_EXAMPLES = {
     "tag": "tag:x", "state": "state:failed", "strategy": "strategy:ddp", "note": "note:x", "without": "-x",
 }  # fmt: skip
 """What is searched by is written alike in every language."""
-_BY = {
-    "name": marked("By name"),
-    "state": marked("By state"),
-    "strategy": marked("By strategy"),
-    "devices": marked("By devices"),
-    "step": marked("By step"),
-    "loss": marked("By loss"),
-    "held_out": marked("By held-out"),
-    "peak": marked("By peak"),
-    "imbalance": marked("By imbalance"),
-    "samples_per_s": marked("By samples/s"),
-    "bubble": marked("By bubble"),
-    "began": marked("By began"),
-    "lasted": marked("By lasted"),
-    "tags": marked("By tags"),
-    "note": marked("By note"),
-    "folder": marked("By folder"),
+_GROUP_LABELS = {
+    "name": tr_noop("By name"),
+    "state": tr_noop("By state"),
+    "strategy": tr_noop("By strategy"),
+    "devices": tr_noop("By devices"),
+    "step": tr_noop("By step"),
+    "loss": tr_noop("By loss"),
+    "held_out": tr_noop("By held-out"),
+    "peak": tr_noop("By peak"),
+    "imbalance": tr_noop("By imbalance"),
+    "samples_per_s": tr_noop("By samples/s"),
+    "bubble": tr_noop("By bubble"),
+    "began": tr_noop("By began"),
+    "lasted": tr_noop("By lasted"),
+    "tags": tr_noop("By tags"),
+    "note": tr_noop("By note"),
+    "folder": tr_noop("By folder"),
 }
 """Of every column."""
 
 
 class RunsPage(Page):
-    """`opened` and `looked_at` carry a RunInfo, `renamed` a path and a name, `menu_asked` a place on the
-    screen. `chosen_changed` comes when other runs are chosen, `layout_changed` when the table stands
-    otherwise.
+    """`opened` and `preview_requested` carry a RunInfo, `renamed` a path and a name, `menu_requested` a place
+    on the screen. `selection_changed` comes when other runs are chosen, `layout_changed` when the table
+    stands otherwise.
     """
 
-    renames_in_place = True
+    can_rename_inline = True
 
     opened = Signal(object)
-    looked_at = Signal(object)
+    preview_requested = Signal(object)
     renamed = Signal(object, str)
-    menu_asked = Signal(object)
-    chosen_changed = Signal()
+    menu_requested = Signal(object)
+    selection_changed = Signal()
     focus_changed = Signal()
     layout_changed = Signal()
 
@@ -74,47 +74,47 @@ class RunsPage(Page):
         self._runs = runs
         self.model = RunTableModel(self)
         self.table = RunTable(theme, self.model)
-        hint = tr(SEARCH_HINT, **_EXAMPLES)
+        hint = tr(SEARCH_HINT, **_SEARCH_EXAMPLES)
         self.search = QLineEdit(placeholderText=hint, clearButtonEnabled=True)
         self.search.setAccessibleName(tr("Search runs"))
-        self.search.textChanged.connect(self._search)
+        self.search.textChanged.connect(self._set_search)
         self.search.installEventFilter(self)
-        self.groups = ComboBox(theme)
-        self.groups.setAccessibleName(tr("Group by"))
-        self.groups.addItem(tr("No groups"), "")
+        self.group_box = ComboBox(theme)
+        self.group_box.setAccessibleName(tr("Group by"))
+        self.group_box.addItem(tr("No groups"), "")
         for one in COLUMNS:
-            self.groups.addItem(tr(_BY[one.key]), one.key)
-        self.groups.activated.connect(lambda at: self.table.group_by(self.groups.itemData(at)))
-        self.archived, self.previews = CheckBox(theme, tr("Archived")), CheckBox(theme, tr("Preview"))
-        self.archived.setToolTip(tr("Show runs that were put away, too"))
-        self.previews.setToolTip(tr("A click on a run shows its dashboard beside the table"))
-        self.previews.setChecked(True)
-        self.archived.toggled.connect(self._show_archived)
-        self.previews.toggled.connect(lambda _on: self.layout_changed.emit())
-        self.count, self.empty = text_label(tone="small", wrap=False), text_label(tone="dim")
-        self.empty.setContentsMargins(8, 12, 16, 12)
-        options = row(self.groups, self.archived, self.previews, None, self.count, spacing=14)
+            self.group_box.addItem(tr(_GROUP_LABELS[one.key]), one.key)
+        self.group_box.activated.connect(lambda at: self.table.group_by(self.group_box.itemData(at)))
+        self.archived_box, self.preview_box = CheckBox(theme, tr("Archived")), CheckBox(theme, tr("Preview"))
+        self.archived_box.setToolTip(tr("Show runs that were put away, too"))
+        self.preview_box.setToolTip(tr("A click on a run shows its dashboard beside the table"))
+        self.preview_box.setChecked(True)
+        self.archived_box.toggled.connect(self._show_archived)
+        self.preview_box.toggled.connect(lambda _on: self.layout_changed.emit())
+        self.count_label, self.empty_label = text_label(tone="small", wrap=False), text_label(tone="dim")
+        self.empty_label.setContentsMargins(8, 12, 16, 12)
+        options = row(self.group_box, self.archived_box, self.preview_box, None, self.count_label, spacing=14)
         top = column(self.search, options, margins=(16, 10, 16, 8), spacing=8)
         rows = column(self.table, margins=(8, 0, 0, 0))  # names stand below the search
         column(top, (rows, 1), on=self, spacing=0)
-        column(self.empty, None, on=self.table.viewport())  # below the names of the columns
+        column(self.empty_label, None, on=self.table.viewport())  # below the names of the columns
         self.setFocusProxy(self.table)
         self._connect()
-        self._describe()
+        self._update_labels()
 
     def _connect(self) -> None:
         self.table.opened.connect(self.opened)
-        self.table.looked_at.connect(self._look_at)
-        self.table.menu_asked.connect(self.menu_asked)
-        self.table.chosen_changed.connect(self._describe)
-        self.table.chosen_changed.connect(self.chosen_changed)
+        self.table.preview_requested.connect(self._preview)
+        self.table.menu_requested.connect(self.menu_requested)
+        self.table.selection_changed.connect(self._update_labels)
+        self.table.selection_changed.connect(self.selection_changed)
         self.table.focus_changed.connect(self.focus_changed)
-        self.table.layout_changed.connect(self._changed)
+        self.table.layout_changed.connect(self._on_layout_changed)
         self.table.itemDelegate().closeEditor.connect(self.refresh, Qt.ConnectionType.QueuedConnection)
-        self.model.renamed.connect(self.renamed)
-        self.model.arranged.connect(self._describe)
+        self.model.rename_requested.connect(self.renamed)
+        self.model.rows_changed.connect(self._update_labels)
         self._runs.changed.connect(self.refresh)
-        self._runs.aged.connect(self._age)
+        self._runs.ages_changed.connect(self._refresh_ages)
 
     def selected_runs(self) -> list[RunInfo]:
         """The runs that are chosen, from top to bottom."""
@@ -124,54 +124,54 @@ class RunsPage(Page):
         """Show the runs as they are now, if anybody sees it; while a name is being written, nothing moves."""
         if self.isVisible() and self.table.state() != QAbstractItemView.State.EditingState:
             self.model.set_infos(self._runs.infos)
-            self._describe()
+            self._update_labels()
 
-    def _age(self) -> None:
+    def _refresh_ages(self) -> None:
         if self.isVisible():
-            self.model.age()
+            self.model.update_ages()
 
     def rename(self, path: Path) -> None:
-        self.table.choose(path)
+        self.table.select_run(path)
         self.table.rename()
 
-    def _search(self, text: str) -> None:
+    def _set_search(self, text: str) -> None:
         self.model.set_search(text)
-        self._describe()
+        self._update_labels()
 
     def _show_archived(self, shown: bool) -> None:
         self.model.arrange(replace(self.model.arrangement, shows_archived=shown))
-        self._changed()
-        self._describe()
+        self._on_layout_changed()
+        self._update_labels()
 
-    def _look_at(self, info: RunInfo) -> None:
-        if self.previews.isChecked():
-            self.looked_at.emit(info)
+    def _preview(self, info: RunInfo) -> None:
+        if self.preview_box.isChecked():
+            self.preview_requested.emit(info)
 
-    def _changed(self) -> None:
-        self.groups.setCurrentIndex(max(0, self.groups.findData(self.model.arrangement.group)))
+    def _on_layout_changed(self) -> None:
+        self.group_box.setCurrentIndex(max(0, self.group_box.findData(self.model.arrangement.group)))
         self.layout_changed.emit()
 
-    def _describe(self) -> None:
+    def _update_labels(self) -> None:
         """How many there are, and why there are none."""
         model, unread = self.model, self._runs.num_unread
         archived, more = format_count(model.num_archived), format_count(unread)
         parts = [
-            _counted(len(self.selected_runs()), model.num_found),
+            _count_text(len(self.selected_runs()), model.num_found),
             tr("{count} archived", count=archived) if model.num_archived else "",
             tr("reading {count} more…", count=more) if unread else "",
         ]
-        self.count.setText(" · ".join(filter(None, parts)))
+        self.count_label.setText(" · ".join(filter(None, parts)))
         text = ""
         if not model.num_found:
             text = tr("No run yet. Launch one from the Launch view.")
-            if not self._runs.known or unread:
+            if not self._runs.is_known or unread:
                 text = tr("Looking for runs…")
             elif model.num_archived:
                 text = tr("Every run that matches is archived. Tick Archived to see them.")
             elif self._runs.infos:
                 text = tr("No run matches.")
-        self.empty.setText(text)
-        self.empty.setVisible(bool(text))
+        self.empty_label.setText(text)
+        self.empty_label.setVisible(bool(text))
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -179,7 +179,7 @@ class RunsPage(Page):
 
     # Keys
 
-    def begin_search(self) -> None:
+    def focus_search(self) -> None:
         """Put the keyboard into the search."""
         self.search.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.search.selectAll()
@@ -208,36 +208,36 @@ class RunsPage(Page):
             "sort": now.sort,
             "descending": now.is_descending,
             "group": now.group,
-            "closed": sorted(now.closed),
+            "closed": sorted(now.collapsed),
             "archived": now.shows_archived,
-            "previews": self.previews.isChecked(),
+            "previews": self.preview_box.isChecked(),
         }
 
     def restore_table(self, state: dict[str, Any]) -> None:
         """As `table_state` told; what makes no sense is as on the first day."""
-        usual = Arrangement()
+        usual = RunArrangement()
         closed = state.get("closed")
         sort, group = state.get("sort"), state.get("group")
-        arrangement = Arrangement(
-            sort=sort if sort in BY_KEY else usual.sort,
+        arrangement = RunArrangement(
+            sort=sort if sort in COLUMNS_BY_KEY else usual.sort,
             is_descending=state.get("descending", usual.is_descending) is True,
-            group=group if group in BY_KEY else "",
-            closed=frozenset(one for one in closed if isinstance(one, str))
+            group=group if group in COLUMNS_BY_KEY else "",
+            collapsed=frozenset(one for one in closed if isinstance(one, str))
             if isinstance(closed, list)
-            else usual.closed,
+            else usual.collapsed,
             shows_archived=state.get("archived") is True,
         )
         self.table.header.restore(state.get("columns"))
         for box, is_on in (
-            (self.archived, arrangement.shows_archived),
-            (self.previews, state.get("previews") is not False),
+            (self.archived_box, arrangement.shows_archived),
+            (self.preview_box, state.get("previews") is not False),
         ):
             with QSignalBlocker(box):
                 box.setChecked(is_on)
         self.model.arrange(arrangement)
-        self.table.show_sort()
-        self.groups.setCurrentIndex(max(0, self.groups.findData(arrangement.group)))
-        self._describe()
+        self.table.update_sort()
+        self.group_box.setCurrentIndex(max(0, self.group_box.findData(arrangement.group)))
+        self._update_labels()
 
     def save_state(self) -> dict[str, Any]:
         return {"search": self.search.text()}
@@ -246,7 +246,7 @@ class RunsPage(Page):
         self.search.setText(str(state.get("search", "")))
 
 
-def _counted(num_chosen: int, num_found: int) -> str:
+def _count_text(num_chosen: int, num_found: int) -> str:
     count = format_count(num_found)
     if num_chosen < 2:
         return tr("{count} runs", "{count} run", num_found, count=count)
@@ -262,7 +262,7 @@ def _counted(num_chosen: int, num_found: int) -> str:
 # The sheet on which a person writes what there is to say of a run.
 
 
-class RunNote(QDialog):
+class NoteDialog(QDialog):
     """`accepted`: `text` is to be kept. Ctrl+Enter keeps it too, since Enter begins a line."""
 
     def __init__(self, title: str, note: str, parent: QWidget | None = None) -> None:
@@ -271,18 +271,20 @@ class RunNote(QDialog):
         self.setModal(True)
         self.setMinimumSize(480, 300)
         heading = tr("Note of {run}", run=title)
-        self.field = QPlainTextEdit(note)
-        self.field.setProperty("kind", "field")
-        self.field.setAccessibleName(heading)
-        self.field.setTabChangesFocus(True)
-        self.keep = push_button(tr("Keep"), tr("Keep the note (Ctrl+Enter)"), self.accept, kind="primary")
+        self.text_edit = QPlainTextEdit(note)
+        self.text_edit.setProperty("kind", "field")
+        self.text_edit.setAccessibleName(heading)
+        self.text_edit.setTabChangesFocus(True)
+        self.save_button = push_button(
+            tr("Keep"), tr("Keep the note (Ctrl+Enter)"), self.accept, kind="primary"
+        )
         leave = push_button(tr("Cancel"), tr("Leave it as it was (Escape)"), self.reject)
         for keys in ("Ctrl+Return", "Ctrl+Enter"):
             QShortcut(QKeySequence(keys), self, self.accept)
-        parts = (text_label(heading, "section"), (self.field, 1), row(None, leave, self.keep))
+        parts = (text_label(heading, "section"), (self.text_edit, 1), row(None, leave, self.save_button))
         column(*parts, on=self, margins=(20, 16, 20, 16), spacing=10)
-        self.field.setFocus()
+        self.text_edit.setFocus()
 
     @property
     def text(self) -> str:
-        return self.field.toPlainText()
+        return self.text_edit.toPlainText()

@@ -11,37 +11,37 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QLabel, QPushButton, QWidget
 
-from rankdeck.config.presets import PresetCard
+from rankdeck.config.presets import Preset
 from rankdeck.run.row import RunInfo
 from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
-from rankdeck_app.state.device_choice import REHEARSAL
+from rankdeck_app.state.device_choice import REHEARSAL_DEVICES
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.runs import Runs
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.controls import ElidedLabel, FewLines
+from rankdeck_app.widgets.controls import ClampedLabel, ElidedLabel
 from rankdeck_app.widgets.layouts import (
     TOP,
-    clear,
+    clear_layout,
     column,
-    framed,
+    make_card_frame,
+    make_reading_column,
     push_button,
-    reading_column,
     row,
     text_label,
 )
-from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
+from rankdeck_app.widgets.run_list import details_text, outcome_style, strategy_title
 
 PAGE_ID = "welcome:"
 MAX_RECENT = 6
 MAX_WIDTH = 1400
-_ROW = 20
-_LEAST_OF_CARDS, _LEAST_OF_SUGGESTION = 1000, 560
+_ROW_HEIGHT = 20
+_MIN_CARDS_WIDTH, _MIN_SUGGESTION_WIDTH = 1000, 560
 """Widths of the page from which two stand side by side, in pixels."""
-_MOST_LINES = 3
+_MAX_LESSON_LINES = 3
 """Of what is said of a preset."""
-HINTS = ("palette.commands", "palette.quickOpen", "run.launch", "run.stop", "theme.choose")
+HINT_COMMANDS = ("palette.commands", "palette.quickOpen", "run.launch", "run.stop", "theme.choose")
 
 HintText = Callable[[str], tuple[str, str]]
 
@@ -50,19 +50,19 @@ HintText = Callable[[str], tuple[str, str]]
 class Suggestion:
     """A preset, the devices for it, and one sentence for the welcome page."""
 
-    preset: PresetCard
+    preset: Preset
     devices: str
     text: str
 
 
-def suggest(presets: Sequence[PresetCard], gpus: Sequence[GpuStatus]) -> Suggestion | None:
+def suggest_run(presets: Sequence[Preset], gpus: Sequence[GpuStatus]) -> Suggestion | None:
     """gpt-dp: on the free GPUs where there are two or more, else in rehearsal on four virtual devices. None
     when the presets are not there.
     """
     preset = next((card for card in presets if card.name == "gpt-dp"), None)
     if preset is None:
         return None
-    free = [gpu for gpu in gpus if gpu.is_for_auto]
+    free = [gpu for gpu in gpus if gpu.is_available]
     if len(free) > 1:
         devices = f"gpu:{','.join(str(gpu.index) for gpu in free)}"
         text = tr(
@@ -75,7 +75,7 @@ def suggest(presets: Sequence[PresetCard], gpus: Sequence[GpuStatus]) -> Suggest
         "{preset} in rehearsal on 4 virtual devices: real training on the CPU; watch device 0 lead.",
         preset=tr(preset.title),
     )
-    return Suggestion(preset, REHEARSAL, text)
+    return Suggestion(preset, REHEARSAL_DEVICES, text)
 
 
 class WelcomePage(Page):
@@ -84,14 +84,14 @@ class WelcomePage(Page):
     launch_suggested = Signal(object)
     preset_picked = Signal(object)
     run_opened = Signal(Path)
-    script_asked = Signal()
+    script_requested = Signal()
 
     def __init__(
         self,
         theme: Theme,
         runs: Runs,
         gpus: Gpus,
-        presets: Sequence[PresetCard],
+        presets: Sequence[Preset],
         hint: HintText,
     ) -> None:
         super().__init__(PAGE_ID, title=tr("Welcome"), icon="rocket")
@@ -100,63 +100,63 @@ class WelcomePage(Page):
         self.suggestion: Suggestion | None = None
         self.run_buttons: list[QPushButton] = []
         self._shown_runs: list[RunInfo] = []
-        inside = reading_column(self, MAX_WIDTH, (32, 24, 32, 24), 16)
+        inside = make_reading_column(self, MAX_WIDTH, (32, 24, 32, 24), 16)
         about = tr(
             "Train on several GPUs, see what every strategy costs on each of them, and find what went wrong."
         )
         inside.addLayout(column(text_label("Rankdeck", "title"), text_label(about, "dim"), spacing=2))
-        inside.addWidget(self._suggestion_card())
+        inside.addWidget(self._make_suggestion_card())
         # Presets, whose texts are long, get twice the room of runs.
-        runs_card = self._runs_card()
-        self._cards = row((runs_card, 1), (self._presets_card(), 2), spacing=16)
+        runs_card = self._make_runs_card()
+        self._cards = row((runs_card, 1), (self._make_presets_card(), 2), spacing=16)
         self._cards.setAlignment(runs_card, TOP)
         inside.addLayout(self._cards)
-        inside.addWidget(self._hints(hint))
+        inside.addWidget(self._make_hints(hint))
         inside.addStretch(1)
         self.setFocusProxy(self.launch_button)
-        gpus.changed.connect(self._suggest)
+        gpus.changed.connect(self._update_suggestion)
         runs.changed.connect(self._list_runs)
-        self._suggest()
+        self._update_suggestion()
         self._list_runs()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Where the page is narrow, what stands side by side goes one below the other."""
         super().resizeEvent(event)
         down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
-        self._cards.setDirection(down if self.width() < _LEAST_OF_CARDS else right)
-        self._suggested.setDirection(down if self.width() < _LEAST_OF_SUGGESTION else right)
+        self._cards.setDirection(down if self.width() < _MIN_CARDS_WIDTH else right)
+        self._suggestion_row.setDirection(down if self.width() < _MIN_SUGGESTION_WIDTH else right)
 
     # One suggested run
 
-    def _suggestion_card(self) -> QFrame:
-        self.suggestion_frame, inside = framed(tr("Start here"))
-        self.what, self.why = text_label(), text_label(tone="dim")
+    def _make_suggestion_card(self) -> QFrame:
+        self.suggestion_frame, inside = make_card_frame(tr("Start here"))
+        self.suggestion_label, self.about_label = text_label(), text_label(tone="dim")
         self.launch_button = push_button("", "", self._launch, kind="primary", height=32)
         self.launch_button.setIcon(self._theme.icon("play", "button.foreground"))
         self.launch_button.setIconSize(QSize(14, 14))
         self.script_button = push_button(
             f"  {tr('Run Your Own Script…')}  ",
             tr("Run a script of this folder as it is"),
-            self.script_asked.emit,
+            self.script_requested.emit,
             height=32,
         )
-        texts = column(self.what, self.why, None, spacing=2)
+        texts = column(self.suggestion_label, self.about_label, None, spacing=2)
         buttons = column(self.launch_button, self.script_button, spacing=8)
-        self._suggested = row((texts, 1), buttons, spacing=16)
-        inside.addLayout(self._suggested)
+        self._suggestion_row = row((texts, 1), buttons, spacing=16)
+        inside.addLayout(self._suggestion_row)
         return self.suggestion_frame
 
     def _launch(self) -> None:
         self.launch_suggested.emit(self.suggestion)
 
-    def _suggest(self) -> None:
-        self.suggestion = suggest(self._presets, self._gpus.devices)
+    def _update_suggestion(self) -> None:
+        self.suggestion = suggest_run(self._presets, self._gpus.devices)
         self.suggestion_frame.setVisible(self.suggestion is not None)
         if self.suggestion is None:
             return
         name = self.suggestion.preset.name
-        self.what.setText(self.suggestion.text)
-        self.why.setText(tr(self.suggestion.preset.about))
+        self.suggestion_label.setText(self.suggestion.text)
+        self.about_label.setText(tr(self.suggestion.preset.about))
         devices, launch = self.suggestion.devices, tr("Launch {preset}", preset=name)
         self.launch_button.setText(f"  {launch}  ")
         self.launch_button.setToolTip(tr("Train {preset} on {devices} now", preset=name, devices=devices))
@@ -164,44 +164,44 @@ class WelcomePage(Page):
 
     # Runs
 
-    def _runs_card(self) -> QFrame:
-        frame, inside = framed(tr("Runs"))
-        self.no_runs = text_label(tr("No run yet."), "dim")
+    def _make_runs_card(self) -> QFrame:
+        frame, inside = make_card_frame(tr("Runs"))
+        self.no_runs_label = text_label(tr("No run yet."), "dim")
         self._run_rows = column(spacing=2)
-        inside.addWidget(self.no_runs)
+        inside.addWidget(self.no_runs_label)
         inside.addLayout(self._run_rows)
         inside.addStretch(1)
         return frame
 
     def _list_runs(self) -> None:
         """Those that are alive first, then the latest."""
-        alive = self._runs.alive
+        alive = self._runs.alive_runs
         recent = [info for info in self._runs.infos if not (info.is_alive or info.labels.is_archived)]
         infos = [*alive, *recent][: max(MAX_RECENT, len(alive))]
-        self.no_runs.setVisible(self._runs.known and not infos)
+        self.no_runs_label.setVisible(self._runs.is_known and not infos)
         if infos == self._shown_runs:
             return
         self._shown_runs = infos
-        clear(self._run_rows)
+        clear_layout(self._run_rows)
         self.run_buttons = []
         for info in infos:
-            self._run_rows.addWidget(self._run_row(info))
+            self._run_rows.addWidget(self._make_run_row(info))
 
-    def _run_row(self, info: RunInfo) -> QWidget:
-        icon, tone, word = outcome_look(info.state)
+    def _make_run_row(self, info: RunInfo) -> QWidget:
+        icon, tone, word = outcome_style(info.state)
         tooltip = tr("Open {path}", path=info.path)
-        button = _link(info.title, tooltip, lambda: self.run_opened.emit(info.path))
+        button = _make_link(info.title, tooltip, lambda: self.run_opened.emit(info.path))
         button.setIcon(self._theme.icon(icon, tone))
         button.setAccessibleName(tr("Open {run}, {outcome}", run=info.title, outcome=word))
         state = "" if info.state == "completed" else word  # what went as it should needs no word for it
-        text = " · ".join(filter(None, (strategy_title(info.strategy), state, details(info))))
+        text = " · ".join(filter(None, (strategy_title(info.strategy), state, details_text(info))))
         self.run_buttons.append(button)
-        return _row(button, text)
+        return _make_row(button, text)
 
     # Presets
 
-    def _presets_card(self) -> QFrame:
-        frame, inside = framed(tr("Presets"))
+    def _make_presets_card(self) -> QFrame:
+        frame, inside = make_card_frame(tr("Presets"))
         self.preset_buttons: list[QPushButton] = []
         rows = QGridLayout()
         rows.setHorizontalSpacing(10)
@@ -209,39 +209,39 @@ class WelcomePage(Page):
         rows.setColumnStretch(1, 1)
         for at, preset in enumerate(self._presets):
             tooltip = f"{tr(preset.text)}\n{tr('Make it the configuration in the side bar')}"
-            button = _link(preset.name, tooltip, partial(self.preset_picked.emit, preset))
+            button = _make_link(preset.name, tooltip, partial(self.preset_picked.emit, preset))
             self.preset_buttons.append(button)
             needs = tr("needs a GPU") if preset.needs_gpu else ""
             facts = (strategy_title(preset.strategy), needs, tr(preset.lesson))
-            lesson = FewLines(_MOST_LINES)
+            lesson = ClampedLabel(_MAX_LESSON_LINES)
             lesson.setProperty("tone", "small")
             lesson.show_text(" · ".join(filter(None, facts)))
             rows.addWidget(button, at, 0, Qt.AlignmentFlag.AlignTop)
             rows.addWidget(lesson, at, 1, Qt.AlignmentFlag.AlignTop)
-            rows.setRowMinimumHeight(at, _ROW)
+            rows.setRowMinimumHeight(at, _ROW_HEIGHT)
         inside.addLayout(rows)
         inside.addStretch(1)
         return frame
 
-    def _hints(self, hint: HintText) -> QLabel:
+    def _make_hints(self, hint: HintText) -> QLabel:
         """Lines break between hints, not within one."""
-        known = [f"{keys}  {label}" for label, keys in map(hint, HINTS) if keys]
+        known = [f"{keys}  {label}" for label, keys in map(hint, HINT_COMMANDS) if keys]
         whole = [f"{words}    ".replace(" ", "\u00a0") for words in known]
         return text_label(" ".join(whole), "small")
 
 
-def _link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPushButton:
+def _make_link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPushButton:
     button = push_button(text, tooltip, on_click, kind="link")
     button.setProperty("flush", "true")
     button.setCursor(Qt.CursorShape.PointingHandCursor)
     return button
 
 
-def _row(button: QPushButton, text: str) -> QWidget:
+def _make_row(button: QPushButton, text: str) -> QWidget:
     """A link, and what is said of it at the right of it, cut where the room ends."""
     label = ElidedLabel(text)
     label.setProperty("tone", "small")
     widget = QWidget()
-    widget.setMinimumHeight(_ROW)
+    widget.setMinimumHeight(_ROW_HEIGHT)
     row(button, (label, 1), on=widget, spacing=10)
     return widget

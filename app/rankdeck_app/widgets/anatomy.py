@@ -17,20 +17,27 @@ from rankdeck.base.units import format_bytes
 from rankdeck.run.anatomy import PHASES, Span
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.chart import UNKNOWN, Chart, LegendEntry, paint_entries, place_entries
-from rankdeck_app.widgets.chart_colors import BUBBLE, IDLE, gap_sign, ink_on, phase_color, phase_label
-from rankdeck_app.widgets.device_rows import DeviceRows, natural_height
+from rankdeck_app.widgets.chart import UNKNOWN, Chart, LegendEntry, layout_legend, paint_legend_line
+from rankdeck_app.widgets.chart_colors import (
+    BUBBLE,
+    IDLE,
+    gap_brushes,
+    phase_color,
+    phase_label,
+    text_color_on,
+)
+from rankdeck_app.widgets.device_rows import DeviceRows, preferred_height
 from rankdeck_app.widgets.painting import CENTER, chart_font, paint_text
 from rankdeck_app.widgets.plot_axes import round_up
 
 AXIS_HEIGHT = 15
 LEGEND_HEIGHT = 17
-_UNDER_SHARE = 0.36
-_NOISE_S = 2e-6
+_OVERLAP_SHARE = 0.36
+_TOLERANCE_S = 2e-6
 _VALUE_WIDTH = 40.0
 _TICK_WIDTH = 64.0
-_LEAST_TICK_WIDTH = 44.0
-_THINNEST_ROW = 5.0
+_MIN_TICK_WIDTH = 44.0
+_MIN_ROW_HEIGHT = 5.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class AnatomyRow:
 
 
 @dataclass(frozen=True)
-class AnatomyFigure:
+class AnatomyData:
     """The step from `start_s` to `end_s`. `is_pipeline`: gaps are a bubble. `is_over`: no step will come."""
 
     rows: Sequence[AnatomyRow] = ()
@@ -60,29 +67,29 @@ class AnatomyFigure:
 
 
 @dataclass
-class _Box:
+class _PhaseBox:
     """One phase as it is drawn."""
 
-    where: QRectF
+    rect: QRectF
     span: Span
     row: int
-    is_under: bool = False
+    is_overlapped: bool = False
 
 
 @dataclass
 class _Layout:
     rows: DeviceRows
-    boxes: list[_Box] = field(default_factory=list)
-    gaps: list[_Box] = field(default_factory=list)
+    boxes: list[_PhaseBox] = field(default_factory=list)
+    gaps: list[_PhaseBox] = field(default_factory=list)
     busy: list[float | None] = field(default_factory=list)
 
 
-class StepAnatomyChart(Chart[AnatomyFigure]):
+class StepAnatomyChart(Chart[AnatomyData]):
     """The phases of a run's devices, readable from 1 to 16 of them."""
 
     def __init__(self, theme: Theme) -> None:
         self._layout: _Layout | None = None
-        super().__init__(theme, AnatomyFigure(), tr("Phases of the last sampled step, per device"))
+        super().__init__(theme, AnatomyData(), tr("Phases of the last sampled step, per device"))
 
     def relayout(self) -> None:
         self._layout = None
@@ -92,53 +99,55 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
             tr("{device}: unknown", device=row.label)
             if busy is None
             else tr("{device}: {busy:.0f} % busy", device=row.label, busy=100 * busy)
-            for row, busy in zip(self.figure.rows, self._laid_out().busy, strict=True)
+            for row, busy in zip(self.data.rows, self._get_layout().busy, strict=True)
         )
 
     def sizeHint(self) -> QSize:
-        rows = natural_height(len(self.figure.rows))
+        rows = preferred_height(len(self.data.rows))
         return QSize(420, max(90, rows + AXIS_HEIGHT + LEGEND_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(200, max(60, int(4.5 * len(self.figure.rows)) + AXIS_HEIGHT))
+        return QSize(200, max(60, int(4.5 * len(self.data.rows)) + AXIS_HEIGHT))
 
     @property
     def _legend_height(self) -> int:
         """0 where rows would become too thin for it; the pointer still tells every phase."""
         room = self.height() - AXIS_HEIGHT - LEGEND_HEIGHT - 4
-        return LEGEND_HEIGHT if room >= _THINNEST_ROW * len(self.figure.rows) else 0
+        return LEGEND_HEIGHT if room >= _MIN_ROW_HEIGHT * len(self.data.rows) else 0
 
     # -- where things are --
 
-    def _laid_out(self) -> _Layout:
+    def _get_layout(self) -> _Layout:
         if self._layout is None:
-            self._layout = self._lay_out()
+            self._layout = self._make_layout()
         return self._layout
 
-    def _lay_out(self) -> _Layout:
-        figure = self.figure
+    def _make_layout(self) -> _Layout:
+        figure = self.data
         labels = [row.label for row in figure.rows]
         room = self.height() - AXIS_HEIGHT - self._legend_height - 4
         hosts = [row.host for row in figure.rows]
-        rows = DeviceRows(labels, self.width(), room, most_row=64.0, numbers=_VALUE_WIDTH, hosts=hosts)
+        rows = DeviceRows(
+            labels, self.width(), room, max_row_height=64.0, number_width=_VALUE_WIDTH, hosts=hosts
+        )
         layout = _Layout(rows)
         span_s = figure.end_s - figure.start_s
         for index, row in enumerate(figure.rows):
             if span_s <= 0 or not row.spans:
                 layout.busy.append(None)
             else:
-                self._lay_row(layout, index, row, rows.plot.width() / span_s)
+                self._layout_row(layout, index, row, rows.plot.width() / span_s)
         return layout
 
-    def _lay_row(self, layout: _Layout, index: int, row: AnatomyRow, per_second: float) -> None:
-        figure = self.figure
+    def _layout_row(self, layout: _Layout, index: int, row: AnatomyRow, per_second: float) -> None:
+        figure = self.data
         gap = 3.0 if layout.rows.row_height >= 12 else 1.0
         row_box = layout.rows.row(index).adjusted(0, gap / 2, 0, -gap / 2)
 
-        def box(start_s: float, end_s: float, span: Span) -> _Box:
+        def box(start_s: float, end_s: float, span: Span) -> _PhaseBox:
             left = row_box.left() + (start_s - figure.start_s) * per_second
             width = (end_s - start_s) * per_second
-            return _Box(QRectF(left, row_box.top(), width, row_box.height()), span, index)
+            return _PhaseBox(QRectF(left, row_box.top(), width, row_box.height()), span, index)
 
         free_s, idle_s = figure.start_s, 0.0
         for span in row.spans:
@@ -146,54 +155,54 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
             if end_s <= start_s:
                 continue
             placed = box(start_s, end_s, span)
-            placed.is_under = span.start_s < free_s - _NOISE_S
-            if placed.is_under:
-                placed.where.setTop(row_box.top() + row_box.height() * (1 - _UNDER_SHARE))
-            elif start_s > free_s + _NOISE_S:
+            placed.is_overlapped = span.start_s < free_s - _TOLERANCE_S
+            if placed.is_overlapped:
+                placed.rect.setTop(row_box.top() + row_box.height() * (1 - _OVERLAP_SHARE))
+            elif start_s > free_s + _TOLERANCE_S:
                 idle_s += start_s - free_s
                 layout.gaps.append(box(free_s, start_s, Span(self._gap_name, free_s, start_s - free_s)))
             layout.boxes.append(placed)
             free_s = max(free_s, end_s)
-        if figure.end_s > free_s + _NOISE_S:
+        if figure.end_s > free_s + _TOLERANCE_S:
             idle_s += figure.end_s - free_s
             layout.gaps.append(box(free_s, figure.end_s, Span(self._gap_name, free_s, figure.end_s - free_s)))
         layout.busy.append(1 - idle_s / (figure.end_s - figure.start_s))
 
     @property
     def _gap_name(self) -> str:
-        return BUBBLE if self.figure.is_pipeline else IDLE
+        return BUBBLE if self.data.is_pipeline else IDLE
 
     # -- painting --
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        layout, muted = self._laid_out(), self._colors.muted
+        layout, muted = self._get_layout(), self._colors.muted
         layout.rows.paint_hosts(painter, muted, self._colors.axis)
         for index, busy in enumerate(layout.busy):
             number = UNKNOWN if busy is None else f"{100 * busy:.0f}%"
-            layout.rows.paint_words(painter, index, muted, (number, muted), bold=False)
+            layout.rows.paint_row_texts(painter, index, muted, (number, muted), bold=False)
         for gap in layout.gaps:
-            for brush in gap_sign(self._colors, self._gap_name):
-                painter.fillRect(gap.where, brush)
+            for brush in gap_brushes(self._colors, self._gap_name):
+                painter.fillRect(gap.rect, brush)
         for box in layout.boxes:
             self._paint_box(painter, box)
         if layout.boxes:
             self._paint_axis(painter, layout.rows.plot)
             if self._legend_height:
-                [line] = place_entries(self._legend(), self.width())
-                paint_entries(painter, line, self.height() - LEGEND_HEIGHT / 2, muted)
+                [line] = layout_legend(self._legend(), self.width())
+                paint_legend_line(painter, line, self.height() - LEGEND_HEIGHT / 2, muted)
         else:
-            words = tr("No step was sampled") if self.figure.is_over else tr("No step sampled yet")
+            words = tr("No step was sampled") if self.data.is_over else tr("No step sampled yet")
             below = QRectF(0, layout.rows.plot.bottom(), self.width(), AXIS_HEIGHT)
             paint_text(painter, below, words, muted, 11, CENTER)
 
-    def _paint_box(self, painter: QPainter, box: _Box) -> None:
+    def _paint_box(self, painter: QPainter, box: _PhaseBox) -> None:
         color = phase_color(self._colors, box.span.name)
-        where = QRectF(box.where)
+        where = QRectF(box.rect)
         if where.width() > 4:
             where.setWidth(where.width() - 1)  # a hairline between neighbours
         elif where.width() < 1:
             where.setWidth(1)
-        if box.is_under:
+        if box.is_overlapped:
             painter.fillRect(where.adjusted(-1, -1.5, 1, 0), self._colors.card)
         painter.fillRect(where, color)
         number = box.span.microbatch
@@ -201,13 +210,13 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
             return
         px, text = 10 if where.height() < 16 else 11, str(number)
         if QFontMetricsF(chart_font(px)).horizontalAdvance(text) + 4 <= where.width():
-            paint_text(painter, where, text, ink_on(color), px, CENTER)
+            paint_text(painter, where, text, text_color_on(color), px, CENTER)
 
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
-        span_s = self.figure.end_s - self.figure.start_s
+        span_s = self.data.end_s - self.data.start_s
         tick_s = round_up(span_s * _TICK_WIDTH / strip.width())
         finer_s = round_up(tick_s / 2.6)
-        if int(span_s / tick_s) < 2 and strip.width() * finer_s / span_s >= _LEAST_TICK_WIDTH:
+        if int(span_s / tick_s) < 2 and strip.width() * finer_s / span_s >= _MIN_TICK_WIDTH:
             tick_s = finer_s  # three ticks at least, where their labels have room
         divisor, unit = (1.0, "s") if span_s >= 2 else (1e-3, "ms")
         for index in range(int(span_s / tick_s) + 1):
@@ -219,30 +228,30 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
     def _legend(self) -> list[LegendEntry]:
         """The phases, of which the shortest go first where there is no room, and the gap."""
         totals: dict[str, float] = {}
-        for row in self.figure.rows:
+        for row in self.data.rows:
             for span in row.spans:
                 totals[span.name] = totals.get(span.name, 0.0) + span.duration_s
         phases = [
             LegendEntry(phase_label(name), [phase_color(self._colors, name)], totals[name])
-            for name in self.figure.phases
+            for name in self.data.phases
         ]
-        return [*phases, LegendEntry(tr(self._gap_name), gap_sign(self._colors, self._gap_name))]
+        return [*phases, LegendEntry(tr(self._gap_name), gap_brushes(self._colors, self._gap_name))]
 
     # -- pointing at things --
 
     def tooltip_at(self, x: float, y: float) -> str:
         """The device and the phase under a point, how long it took and what it moved; empty elsewhere."""
         point = QPointF(x, y)
-        layout = self._laid_out()
+        layout = self._get_layout()
         for boxes in (reversed(layout.boxes), layout.gaps):
             for box in boxes:
-                if box.where.contains(point):
-                    return self._words_of(box)
+                if box.rect.contains(point):
+                    return self._box_text(box)
         return ""
 
-    def _words_of(self, box: _Box) -> str:
+    def _box_text(self, box: _PhaseBox) -> str:
         span = box.span
-        words = [self.figure.rows[box.row].label, tr(span.name)]
+        words = [self.data.rows[box.row].label, tr(span.name)]
         if span.microbatch is not None:
             words.append(tr("microbatch {number}", number=span.microbatch))
         if span.stage is not None:

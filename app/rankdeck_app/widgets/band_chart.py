@@ -19,20 +19,20 @@ from rankdeck.run.series import Curve, Floats, Series
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors, byte_unit
-from rankdeck_app.widgets.crosshair import Curve as DrawnCurve
-from rankdeck_app.widgets.painting import chart_font, dashed_line
+from rankdeck_app.widgets.crosshair import CurvePoints as DrawnCurve
+from rankdeck_app.widgets.painting import chart_font, dashed_pen
 from rankdeck_app.widgets.plot_axes import TimeAxis, padded_range
-from rankdeck_app.widgets.time_words import moment_label
+from rankdeck_app.widgets.time_text import time_label
 from rankdeck_app.widgets.zoom_plot import LABEL_MARGIN, ZoomPlot, value_before
 
 _COLUMNS = 240
 _LABEL_HEIGHT = 15.0
-_REACH_PX = 48.0
+_MAX_LABEL_DISTANCE_PX = 48.0
 # With fewer samples than this in sight each one is marked: a straight line is no reading.
-_FEW = 40
-_AIR = 0.012
+_MAX_MARKED_SAMPLES = 40
+_X_PADDING = 0.012
 """Before the first sample and behind the last one, so that a dot on it is whole."""
-Beside = Callable[[float], tuple[float, float] | None]
+FindPosition = Callable[[float], tuple[float, float] | None]
 """The place of a label of some width in pixels."""
 
 
@@ -47,11 +47,11 @@ class MemoryLimit:
 
 
 @dataclass(frozen=True)
-class BandFigure:
+class BandChartData:
     """Histories in bytes over seconds since the start of the run. `lead` stands out; where none does, the
     line is the first device's, whoever leads by a few bytes now. `x_range` is what is shown; while the run
-    `is_live` the last values are held to now and ticks count back from there. `awaited` stands where there is
-    nothing to show; "" waits for a step.
+    `is_live` the last values are held to now and ticks count back from there. `empty_text` stands where there
+    is nothing to show; "" waits for a step.
     """
 
     labels: Sequence[str] = ()
@@ -60,7 +60,7 @@ class BandFigure:
     limits: Sequence[MemoryLimit] = ()
     x_range: tuple[float, float] = (0.0, 60.0)
     is_live: bool = False
-    awaited: str = ""
+    empty_text: str = ""
 
     @property
     def is_notable(self) -> bool:
@@ -77,27 +77,27 @@ class BandChart(ZoomPlot):
 
     def __init__(self, theme: Theme, name: str = "") -> None:
         super().__init__(theme, TimeAxis(), name)
-        self.figure = BandFigure()
+        self.data = BandChartData()
         self._label_metrics = QFontMetrics(chart_font(11, bold=True))
         self._low, self._high, self._gap_top = (pg.PlotCurveItem() for _ in range(3))
         self._lead = pg.PlotCurveItem(antialias=True, connect="finite")
         self._dots, self._rest_dots = (pg.ScatterPlotItem(symbol="o", size=4, pxMode=True) for _ in range(2))
-        self._held, self._held_rest = (pg.PlotCurveItem(connect="finite") for _ in range(2))
+        self._hold_line, self._rest_hold_lines = (pg.PlotCurveItem(connect="finite") for _ in range(2))
         self._band = pg.FillBetweenItem(self._low, self._high)
         self._gap = pg.FillBetweenItem(self._high, self._gap_top)
         self._limit_lines: list[pg.InfiniteLine] = []
         self._limit_labels: list[pg.TextItem] = []
         self._lead_label, self._rest_label = self.add_label(right=1), self.add_label(right=1)
         self._gap_top.hide()
-        lines = (self._low, self._high, self._gap_top, self._held, self._held_rest, self._lead)
+        lines = (self._low, self._high, self._gap_top, self._hold_line, self._rest_hold_lines, self._lead)
         for item in (self._gap, self._band, *lines, self._rest_dots, self._dots):
             self.addItem(item, ignoreBounds=True)
         self.retheme()
 
-    def set_figure(self, figure: BandFigure) -> None:
-        changed_limits = figure.limits != self.figure.limits
-        recolor = figure.is_notable != self.figure.is_notable
-        self.figure = figure
+    def set_data(self, figure: BandChartData) -> None:
+        changed_limits = figure.limits != self.data.limits
+        recolor = figure.is_notable != self.data.is_notable
+        self.data = figure
         if changed_limits:
             self._rebuild_limits()
         if recolor:
@@ -109,71 +109,73 @@ class BandChart(ZoomPlot):
             self.removeItem(line)
             self.remove_label(label)
         self._limit_lines = [
-            pg.InfiniteLine(limit.num_bytes, angle=0, movable=False) for limit in self.figure.limits
+            pg.InfiniteLine(limit.num_bytes, angle=0, movable=False) for limit in self.data.limits
         ]
-        self._limit_labels = [self.add_label(right=1) for _ in self.figure.limits]
+        self._limit_labels = [self.add_label(right=1) for _ in self.data.limits]
         for line in self._limit_lines:
             self.addItem(line, ignoreBounds=True)
         self._recolor_limits(self._colors)
 
     def recolor(self, colors: ChartColors) -> None:
-        lead = colors.lead if self.figure.is_notable else colors.foreground
+        lead = colors.lead if self.data.is_notable else colors.foreground
         self._lead.setPen(pg.mkPen(lead))
         for dots, color in ((self._dots, lead), (self._rest_dots, colors.rest)):
             dots.setPen(pg.mkPen(None))
             dots.setBrush(pg.mkBrush(color))
-        for held, color in ((self._held, lead), (self._held_rest, colors.rest)):
-            pen = dashed_line(color)
+        for held, color in ((self._hold_line, lead), (self._rest_hold_lines, colors.rest)):
+            pen = dashed_pen(color)
             pen.setCosmetic(True)
             held.setPen(pen)
         for edge in (self._low, self._high):
             edge.setPen(pg.mkPen(colors.rest))
         self._band.setBrush(pg.mkBrush(colors.rest_fill))
         self._gap.setBrush(pg.mkBrush(colors.lead_fill))
-        self._lead_label.setColor(colors.lead_text if self.figure.is_notable else colors.foreground)
+        self._lead_label.setColor(colors.lead_text if self.data.is_notable else colors.foreground)
         self._rest_label.setColor(colors.rest)
         for label in (self._lead_label, self._rest_label):
             label.setFont(chart_font(11, bold=True))
         self._recolor_limits(colors)
 
     def _recolor_limits(self, colors: ChartColors) -> None:
-        for limit, line, label in zip(self.figure.limits, self._limit_lines, self._limit_labels, strict=True):
+        for limit, line, label in zip(self.data.limits, self._limit_lines, self._limit_labels, strict=True):
             color = colors.capacity if limit.is_hard else colors.muted
-            pen = dashed_line(color)
+            pen = dashed_pen(color)
             pen.setCosmetic(True)  # one pixel at any zoom
             line.setPen(pen)
             label.setColor(color)
             label.setFont(chart_font(11, bold=True))
 
     def draw(self) -> None:
-        figure = self.figure
+        figure = self.data
         self.getPlotItem().getAxis("bottom").now_s = (
-            figure.x_range[1] if self.follows and figure.is_live else None
+            figure.x_range[1] if self.is_following and figure.is_live else None
         )
         lead = figure.histories[figure.line] if figure.histories else None
         if lead is None or not len(lead):
-            self.show_nothing(figure.awaited or tr("waiting for the first sampled step"))
-            self._name_devices(None, None)
+            self.show_empty(figure.empty_text or tr("waiting for the first sampled step"))
+            self._place_labels(None, None)
             return
-        self.await_data("")
-        x0, x1 = self.choose_x(self._followed_x(), lead.first_x or 0.0)
+        self.set_empty_text("")
+        x0, x1 = self.choose_x_range(self._followed_x(), lead.first_x or 0.0)
         window = lead.window(x0, x1, self.max_points())
         self._lead.setData(*window.polyline())
-        sampled = window.x if window.low is window.high and len(window.x) < _FEW else window.x[:0]
+        sampled = (
+            window.x if window.low is window.high and len(window.x) < _MAX_MARKED_SAMPLES else window.x[:0]
+        )
         self._dots.setData(sampled, window.high[: len(sampled)])
         rest = [
             series for index, series in enumerate(figure.histories) if index != figure.line and len(series)
         ]
-        grid, low, high = _band(rest, x0, x1)
+        grid, low, high = _compute_band(rest, x0, x1)
         for edge, y in ((self._low, low), (self._high, high)):
             edge.setData(grid, y)
-        is_point = len(grid) > 0 and grid[-1] - grid[0] < _AIR * (x1 - x0)
+        is_point = len(grid) > 0 and grid[-1] - grid[0] < _X_PADDING * (x1 - x0)
         self._rest_dots.setData(*((grid[[0, 0]], [low.min(), high.max()]) if is_point else ([], [])))
         self._gap_top.setData(
-            grid, np.maximum(high, _interpolated(lead, grid, x0, x1)[1]) if len(grid) else high
+            grid, np.maximum(high, _interpolate(lead, grid, x0, x1)[1]) if len(grid) else high
         )
-        self._hold(lead, rest)
-        seen = np.concatenate([window.high, high, [_last(series) for series in (lead, *rest)]])
+        self._draw_hold_lines(lead, rest)
+        seen = np.concatenate([window.high, high, [_last_value(series) for series in (lead, *rest)]])
         top = max(1.0, float(np.nanmax(seen, initial=0.0)))
         top = max([top, *(float(limit.num_bytes) for limit in figure.limits)])
         divisor, unit = byte_unit(top)
@@ -186,57 +188,59 @@ class BandChart(ZoomPlot):
         air = 1.0 + 20.0 / max(60.0, float(self.getViewBox().height()))
         y_range = (0.0, padded_range(0.0, air * top / divisor)[1] * divisor)
         self.show_ranges((x0, x1), y_range)
-        held = [_last(series) for series in rest]
+        held = [_last_value(series) for series in rest]
         band = (np.append(low, min(held)), np.append(high, max(held))) if rest else None
-        self._name_devices(np.append(window.high, _last(lead)), band)
+        self._place_labels(np.append(window.high, _last_value(lead)), band)
 
     def _followed_x(self) -> tuple[float, float]:
-        x0, x1 = self.figure.x_range
-        air = 0.0 if self.figure.is_live else _AIR * (x1 - x0)
+        x0, x1 = self.data.x_range
+        air = 0.0 if self.data.is_live else _X_PADDING * (x1 - x0)
         return x0 - air, x1 + air
 
-    def _hold(self, lead: Curve | Series, rest: Sequence[Curve | Series]) -> None:
+    def _draw_hold_lines(self, lead: Curve | Series, rest: Sequence[Curve | Series]) -> None:
         """The last values go on to now, dashed: nothing newer was measured."""
-        now = self.figure.x_range[1]
-        is_live = self.figure.is_live
-        self._held.setVisible(is_live)
-        self._held_rest.setVisible(is_live and bool(rest))
+        now = self.data.x_range[1]
+        is_live = self.data.is_live
+        self._hold_line.setVisible(is_live)
+        self._rest_hold_lines.setVisible(is_live and bool(rest))
         if not is_live:
             return
         since = lead.last_x or 0.0
-        self._held.setData([since, max(since, now)], [_last(lead)] * 2)
+        self._hold_line.setData([since, max(since, now)], [_last_value(lead)] * 2)
         if rest:
             since = min(series.last_x or 0.0 for series in rest)
-            ends, held = [since, max(since, now)], [_last(series) for series in rest]
+            ends, held = [since, max(since, now)], [_last_value(series) for series in rest]
             low, high = min(held), max(held)
-            self._held_rest.setData([*ends, np.nan, *ends], [low, low, np.nan, high, high])
+            self._rest_hold_lines.setData([*ends, np.nan, *ends], [low, low, np.nan, high, high])
 
-    def x_words(self, x: float) -> str:
-        return moment_label(x)
+    def x_text(self, x: float) -> str:
+        return time_label(x)
 
-    def _name_devices(self, lead: NDArray[np.floating] | None, band: tuple[Floats, Floats] | None) -> None:
+    def _place_labels(self, lead: NDArray[np.floating] | None, band: tuple[Floats, Floats] | None) -> None:
         """Labels at the right, above the line and below the band, never on each other and never cut, and on
         no curve where there is another place: where there is none for one it is left out, limits first.
         """
-        figure = self.figure
-        above = 6.0 if self.follows else 32.0  # the button of a zoomed plot stands there
+        figure = self.data
+        above = 6.0 if self.is_following else 32.0  # the button of a zoomed plot stands there
         limits = [limit.num_bytes for limit in figure.limits]
-        places = _Places(self.getViewBox(), limits, self._drawn_curves(), above)
+        places = _LabelPlacement(self.getViewBox(), limits, self._drawn_curves(), above)
         for label in (self._lead_label, self._rest_label):
             label.hide()
         if lead is not None:
             name = figure.labels[figure.line]
             top = float(lead[-1])
             names = tr("{device} lead", device=name) if figure.is_notable else name, name
-            self._place(self._lead_label, names, partial(places.beside, top, top, above=True))
+            self._place_label(self._lead_label, names, partial(places.find_position, top, top, above=True))
         if band is not None:
             least, most = float(band[0][-1]), float(band[1][-1])
-            self._place(self._rest_label, self._rest_names(), partial(places.beside, least, most))
+            self._place_label(
+                self._rest_label, self._rest_names(), partial(places.find_position, least, most)
+            )
         for limit, label in zip(figure.limits, self._limit_labels, strict=True):
-            beside = partial(places.beside, limit.num_bytes, limit.num_bytes)
-            self._place(label, (limit.name, limit.short), beside)
+            beside = partial(places.find_position, limit.num_bytes, limit.num_bytes)
+            self._place_label(label, (limit.name, limit.short), beside)
 
-    def _place(self, label: pg.TextItem, names: Sequence[str], beside: Beside) -> None:
+    def _place_label(self, label: pg.TextItem, names: Sequence[str], beside: FindPosition) -> None:
         """With the first name that has room."""
         room = 0.97 * self.getViewBox().width() - 2 * LABEL_MARGIN
         widths = {name: self._label_metrics.horizontalAdvance(name) for name in names if name}
@@ -249,23 +253,23 @@ class BandChart(ZoomPlot):
             label.setPos(*at)
 
     def _rest_names(self) -> tuple[str, ...]:
-        others = [label for index, label in enumerate(self.figure.labels) if index != self.figure.line]
+        others = [label for index, label in enumerate(self.data.labels) if index != self.data.line]
         if len(others) == 1:
             return (others[0],)
         first, last = others[0], others[-1].rsplit(" ", 1)[-1]
         is_one_kind = len({label.rpartition(" ")[0] for label in others}) == 1  # on one host
-        in_a_row = is_one_kind and self.figure.line in (0, len(others))
+        in_a_row = is_one_kind and self.data.line in (0, len(others))
         name = f"{first}–{last}" if in_a_row else tr("{n} others", "{n} other", len(others))
         return tr("{devices} min…max", devices=name), name
 
-    def readout(self, x: float) -> str:
-        figure = self.figure
+    def readout_text(self, x: float) -> str:
+        figure = self.data
         if not figure.histories or not any(len(series) for series in figure.histories):
             return ""
         divisor, unit = byte_unit(max(self.getViewBox().viewRange()[1][1], 1))
         known = {place: value_before(series, x) for place, series in enumerate(figure.histories)}
         values = {place: bounds[1] for place, bounds in known.items() if bounds is not None}
-        parts = [moment_label(x)]
+        parts = [time_label(x)]
         if figure.line in values:
             parts.append(f"{figure.labels[figure.line]} {values.pop(figure.line) / divisor:.1f} {unit}")
         others = values.values()
@@ -275,12 +279,12 @@ class BandChart(ZoomPlot):
         return "  ".join(parts) if len(parts) > 1 else ""
 
 
-def _last(series: Curve | Series) -> float:
+def _last_value(series: Curve | Series) -> float:
     """The newest value of a series that has one; 0 where a reading failed."""
     return float(np.nan_to_num(series.last_y or 0.0))
 
 
-class _Places:
+class _LabelPlacement:
     """Where labels can stand in a view: off other labels, on no limit, and best on no curve."""
 
     def __init__(
@@ -292,9 +296,9 @@ class _Places:
         self._x_pixel = (x1 - x0) / max(1.0, float(view.width()))
         self._x = float(x0 + 0.97 * (x1 - x0))
         self._limits, self._curves = limits, curves
-        self._taken: list[float] = []
+        self._used_levels: list[float] = []
 
-    def beside(
+    def find_position(
         self, lower: float, upper: float, width_px: float, *, above: bool = False
     ) -> tuple[float, float] | None:
         """The nearest free place to a line, or to a band: on the wanted side if it can be."""
@@ -303,13 +307,13 @@ class _Places:
         wanted = (*up[:20], *down, *up) if above else (*down[:20], *up, *down)
         free = [y for y in wanted if self._is_free(y)]
         spans, half = self._spans(width_px), _LABEL_HEIGHT * self._pixel / 2
-        reach = _REACH_PX * self._pixel  # further off nobody knows whose label it is
+        reach = _MAX_LABEL_DISTANCE_PX * self._pixel  # further off nobody knows whose label it is
         near = [y for y in free if lower - reach <= y <= upper + reach]
         clear = (y for y in near if not any(low < y + half and y - half < high for low, high in spans))
         y = next(clear, free[0] if free else None)
         if y is None:
             return None
-        self._taken.append(y)
+        self._used_levels.append(y)
         return self._x, y
 
     def _spans(self, width_px: float) -> list[tuple[float, float]]:
@@ -328,26 +332,26 @@ class _Places:
         if not self._y0 + 8 * self._pixel <= y <= self._y1 - self._above_px * self._pixel:
             return False
         apart = _LABEL_HEIGHT * self._pixel
-        return all(abs(y - other) >= apart for other in self._taken) and all(
+        return all(abs(y - other) >= apart for other in self._used_levels) and all(
             abs(y - limit) >= apart / 2 for limit in self._limits
         )
 
 
-def _interpolated(series: Curve | Series, grid: Floats, x0: float, x1: float) -> tuple[Floats, Floats]:
+def _interpolate(series: Curve | Series, grid: Floats, x0: float, x1: float) -> tuple[Floats, Floats]:
     """(least, most) of a series at the grid; NaN before its first point, its last value after its last."""
     window = series.window(x0, x1, 2 * _COLUMNS)
     low, high = (np.interp(grid, window.x, y, left=np.nan) for y in (window.low, window.high))
     return low, high
 
 
-def _band(rest: Sequence[Curve | Series], x0: float, x1: float) -> tuple[Floats, Floats, Floats]:
+def _compute_band(rest: Sequence[Curve | Series], x0: float, x1: float) -> tuple[Floats, Floats, Floats]:
     """(x, least, most) over all series on one grid, from the first point of any to the last."""
     begin = max(x0, min((series.first_x or 0.0 for series in rest), default=x1))
     end = min(x1, max((series.last_x or 0.0 for series in rest), default=x0))
     if not rest or end < begin:
         return np.empty(0), np.empty(0), np.empty(0)
     grid = np.linspace(begin, end, _COLUMNS)
-    pairs = [_interpolated(series, grid, x0, x1) for series in rest]
+    pairs = [_interpolate(series, grid, x0, x1) for series in rest]
     low = np.fmin.reduce([pair[0] for pair in pairs])
     high = np.fmax.reduce([pair[1] for pair in pairs])
     known = np.isfinite(low) & np.isfinite(high)

@@ -1,7 +1,7 @@
 """What a person does with the cards of a grid: take one in hand, let it have the page, move it, hide it.
 
 The card in hand is the one that has the focus, or had it last; commands and keys act on it. A layout is what
-is kept of it all (state/kept_file.py).
+is kept of it all (state/state_file.py).
 """
 
 from __future__ import annotations
@@ -19,62 +19,62 @@ from rankdeck_app.widgets.card import HEADER_HEIGHT, ChartCard
 from rankdeck_app.widgets.card_grid import CardGrid
 
 
-class ArrangedGrid(CardGrid):
-    """`arranged`: a person changed the layout, or how a chart is drawn."""
+class ArrangeableGrid(CardGrid):
+    """`layout_changed`: a person changed the layout, or how a chart is drawn."""
 
-    arranged = Signal()
+    layout_changed = Signal()
 
     def __init__(
         self, cards: Mapping[str, ChartCard], *, optional: Collection[str] = (), **kinds: Any
     ) -> None:
         """Cards that are `optional` are hidden until a person asks for them."""
         super().__init__(cards, **kinds)
-        self._usually_hidden = self.hidden = frozenset(optional)
-        self._usual_order = list(cards)
-        self._last_in_hand = ""
+        self._default_hidden = self.hidden = frozenset(optional)
+        self._default_order = list(cards)
+        self._last_active_name = ""
         for name, card in cards.items():
-            card.maximise_asked.connect(partial(self.toggle, name))
-            card.menu_asked.connect(partial(self._fill_menu, name))
-            card.restyled.connect(self.arranged)
-        CardDrag(self.cards, self).dropped.connect(self.put_at)
+            card.maximise_requested.connect(partial(self.toggle_maximised, name))
+            card.menu_requested.connect(partial(self._fill_menu, name))
+            card.style_changed.connect(self.layout_changed)
+        CardDrag(self.cards, self).dropped.connect(self.move_to)
         app = QApplication.instance()
         assert isinstance(app, QApplication)
-        app.focusChanged.connect(self._take_in_hand)
+        app.focusChanged.connect(self._on_focus_changed)
 
     # The card in hand
 
-    def _take_in_hand(self, _before: QWidget | None, now: QWidget | None) -> None:
+    def _on_focus_changed(self, _before: QWidget | None, now: QWidget | None) -> None:
         for name, card in self.cards.items():
             if now is not None and (now is card or card.isAncestorOf(now)):
-                self._last_in_hand = name
+                self._last_active_name = name
 
     @property
-    def in_hand(self) -> str:
+    def active_name(self) -> str:
         """The first card where none was taken yet; "" where none is shown."""
-        shown = self.shown
-        return self._last_in_hand if self._last_in_hand in shown else next(iter(shown), "")
+        shown = self.visible_names
+        return self._last_active_name if self._last_active_name in shown else next(iter(shown), "")
 
     @property
-    def card_in_hand(self) -> ChartCard | None:
-        return self.cards.get(self.in_hand)
+    def active_card(self) -> ChartCard | None:
+        return self.cards.get(self.active_name)
 
     # What is done with it
 
-    def toggle(self, name: str = "") -> None:
+    def toggle_maximised(self, name: str = "") -> None:
         """Give the card the page, or all of them back their places."""
-        name = name or self.in_hand
+        name = name or self.active_name
         self.maximise("" if self.maximised else name)
-        if name in self.shown:
+        if name in self.visible_names:
             self.cards[name].setFocus()
 
     def move_card(self, by: int, name: str = "") -> None:
         """Among those that are shown, one place on or back."""
-        name, shown = name or self.in_hand, self.shown
+        name, shown = name or self.active_name, self.visible_names
         if name not in shown or not 0 <= shown.index(name) + by < len(shown):
             return
-        self.put_at(name, shown[shown.index(name) + by])
+        self.move_to(name, shown[shown.index(name) + by])
 
-    def put_at(self, name: str, other: str) -> None:
+    def move_to(self, name: str, other: str) -> None:
         """In the place of another card; those between the two go one place on."""
         if self.maximised or name == other:
             return
@@ -83,46 +83,50 @@ class ArrangedGrid(CardGrid):
         order.insert(order.index(other) + is_forth, name)
         self.set_order(order)
         self.cards[name].setFocus()
-        self.arranged.emit()
+        self.layout_changed.emit()
 
     def hide_card(self, name: str = "") -> None:
         """The last one stays."""
-        name = name or self.in_hand
-        if len(self.shown) > 1 and name in self.shown:
+        name = name or self.active_name
+        if len(self.visible_names) > 1 and name in self.visible_names:
             self.maximise("")
             self.set_hidden({*self.hidden, name})
-            self.arranged.emit()
+            self.layout_changed.emit()
 
     def show_card(self, name: str) -> None:
         self.set_hidden(self.hidden - {name})
-        self.arranged.emit()
+        self.layout_changed.emit()
 
     def show_all(self) -> None:
         self.set_hidden(())
-        self.arranged.emit()
+        self.layout_changed.emit()
 
     def reset(self) -> None:
         """Everything as it is in a new app."""
         self.restore({})
-        self.arranged.emit()
+        self.layout_changed.emit()
 
     def _fill_menu(self, name: str, menu: QMenu) -> None:
         """The part of a card's menu that is about its place."""
-        shown, offer = self.shown, partial(self.cards[name].offer, menu)
+        shown, offer = self.visible_names, partial(self.cards[name].add_action, menu)
         at = shown.index(name) if name in shown else 0
-        offer(tr("Restore") if self.maximised else tr("Maximise"), partial(self.toggle, name), "maximise")
+        offer(
+            tr("Restore") if self.maximised else tr("Maximise"),
+            partial(self.toggle_maximised, name),
+            "maximise",
+        )
         for text, by, command in ((tr("Move Back"), -1, "moveBack"), (tr("Move On"), 1, "moveOn")):
             action = offer(text, partial(self.move_card, by, name), command)
             action.setEnabled(0 <= at + by < len(shown) and not self.maximised)
         offer(tr("Hide"), partial(self.hide_card, name), "hide").setEnabled(len(shown) > 1)
-        for hidden in (one for one in self.order if one in self.hidden & self.existing):
+        for hidden in (one for one in self.order if one in self.hidden & self.available):
             show = tr("Show {card}", card=self.cards[hidden].title)
             menu.addAction(show, partial(self.show_card, hidden))
         offer(tr("Reset Layout"), self.reset, "resetLayout").setEnabled(bool(self.layout_state()))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Escape and self.maximised:
-            self.toggle()
+            self.toggle_maximised()
         else:
             super().keyPressEvent(event)
 
@@ -131,17 +135,17 @@ class ArrangedGrid(CardGrid):
     def layout_state(self) -> dict[str, Any]:
         """Only what differs from a new app."""
         state: dict[str, Any] = {}
-        if self.order != self._usual_order:
+        if self.order != self._default_order:
             state["order"] = self.order
-        if self.hidden != self._usually_hidden:
+        if self.hidden != self._default_hidden:
             state["hidden"] = sorted(self.hidden)
         charts = {name: style for name, card in self.cards.items() if (style := card.style_state())}
         return state | ({"charts": charts} if charts else {})
 
-    def set_usual_order(self, names: Sequence[str]) -> None:
+    def set_default_order(self, names: Sequence[str]) -> None:
         """The order of a new app, from now on; cards that are not named stand behind."""
         usual = [*names, *(name for name in self.cards if name not in names)]
-        is_usual, self._usual_order = self.order == self._usual_order, usual
+        is_usual, self._default_order = self.order == self._default_order, usual
         if is_usual:
             self.set_order(usual)
 
@@ -149,9 +153,9 @@ class ArrangedGrid(CardGrid):
         """A layout of another version may name cards that are gone, or be no layout at all."""
         order, hidden, charts = (state.get(key) for key in ("order", "hidden", "charts"))
         wanted = [name for name in order if isinstance(name, str)] if isinstance(order, list) else []
-        self.set_order([*wanted, *self._usual_order])
+        self.set_order([*wanted, *self._default_order])
         known = {name for name in hidden if name in self.cards} if isinstance(hidden, list) else None
-        self.set_hidden(self._usually_hidden if known is None else known)
+        self.set_hidden(self._default_hidden if known is None else known)
         for name, card in self.cards.items():
             style = charts.get(name) if isinstance(charts, dict) else None
             card.restore_style(style if isinstance(style, dict) else {})
@@ -169,8 +173,8 @@ class CardDrag(QObject):
     def __init__(self, cards: Mapping[str, ChartCard], parent: QObject) -> None:
         super().__init__(parent)
         self._cards = cards
-        self._name = self._onto = ""
-        self._pressed: QPoint | None = None
+        self._dragged_name = self._target_name = ""
+        self._press_position: QPoint | None = None
         for card in cards.values():
             card.installEventFilter(self)
 
@@ -178,8 +182,8 @@ class CardDrag(QObject):
         if isinstance(event, QMouseEvent) and isinstance(watched, ChartCard):
             return self._on_mouse(watched, event)
         is_escape = isinstance(event, QKeyEvent) and event.key() == Qt.Key.Key_Escape
-        if is_escape and self._name:
-            self._end()
+        if is_escape and self._dragged_name:
+            self._end_drag()
             return True
         return False
 
@@ -188,30 +192,33 @@ class CardDrag(QObject):
         at = event.position().toPoint()
         if event.type() == QEvent.Type.MouseButtonPress:
             is_grip = event.button() == Qt.MouseButton.LeftButton and at.y() < HEADER_HEIGHT
-            self._pressed = at if is_grip else None
+            self._press_position = at if is_grip else None
             return is_grip
-        if self._pressed is None:
+        if self._press_position is None:
             return False
         if event.type() == QEvent.Type.MouseMove:
-            if not self._name and (at - self._pressed).manhattanLength() >= QApplication.startDragDistance():
-                self._name = next(name for name, one in self._cards.items() if one is card)
+            if (
+                not self._dragged_name
+                and (at - self._press_position).manhattanLength() >= QApplication.startDragDistance()
+            ):
+                self._dragged_name = next(name for name, one in self._cards.items() if one is card)
                 card.setCursor(Qt.CursorShape.ClosedHandCursor)
-            if self._name:
-                self._aim(event.globalPosition().toPoint())
+            if self._dragged_name:
+                self._update_target(event.globalPosition().toPoint())
         elif event.type() == QEvent.Type.MouseButtonRelease:
-            name, onto = self._name, self._onto
-            self._end()
+            name, onto = self._dragged_name, self._target_name
+            self._end_drag()
             if name and onto:
                 self.dropped.emit(name, onto)
         return event.type() in (QEvent.Type.MouseMove, QEvent.Type.MouseButtonRelease)
 
-    def _aim(self, at: QPoint) -> None:
-        self._mark(
+    def _update_target(self, at: QPoint) -> None:
+        self._set_target(
             next(
                 (
                     name
                     for name, card in self._cards.items()
-                    if name != self._name
+                    if name != self._dragged_name
                     and card.isVisible()
                     and card.rect().contains(card.mapFromGlobal(at))
                 ),
@@ -219,13 +226,13 @@ class CardDrag(QObject):
             )
         )
 
-    def _mark(self, onto: str) -> None:
+    def _set_target(self, onto: str) -> None:
         for name, card in self._cards.items():
-            card.set_target(name == onto)
-        self._onto = onto
+            card.set_drop_target(name == onto)
+        self._target_name = onto
 
-    def _end(self) -> None:
-        self._mark("")
-        if self._name:
-            self._cards[self._name].unsetCursor()
-        self._name, self._pressed = "", None
+    def _end_drag(self) -> None:
+        self._set_target("")
+        if self._dragged_name:
+            self._cards[self._dragged_name].unsetCursor()
+        self._dragged_name, self._press_position = "", None

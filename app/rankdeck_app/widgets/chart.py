@@ -22,35 +22,35 @@ from rankdeck_app.widgets.painting import chart_font, paint_text
 
 UNKNOWN = "–"
 
-Figure = TypeVar("Figure")
+ChartData = TypeVar("ChartData")
 
 
-class Chart(QWidget, Generic[Figure]):
+class Chart(QWidget, Generic[ChartData]):
     """A painted widget that shows one figure; `name` is what a screen reader calls it."""
 
     is_opaque = True
     """Whether the chart paints the ground of its card itself, which spares Qt the widgets below it."""
 
-    def __init__(self, theme: Theme, figure: Figure, name: str = "") -> None:
+    def __init__(self, theme: Theme, figure: ChartData, name: str = "") -> None:
         super().__init__()
         self._theme = theme
         self._colors = ChartColors(theme)
-        self.figure = figure
+        self.data = figure
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent, self.is_opaque)
         self.setAccessibleName(name)
         theme.changed.connect(self._retheme)
 
-    def set_figure(self, figure: Figure) -> None:
+    def set_data(self, figure: ChartData) -> None:
         """Shows another figure; one that is equal to the shown one costs nothing."""
-        if figure == self.figure:
+        if figure == self.data:
             return
         sizes = self.sizeHint(), self.minimumSizeHint()
-        before, self.figure = self.figure, figure
+        before, self.data = self.data, figure
         self.relayout()
         if sizes != (self.sizeHint(), self.minimumSizeHint()):
             self.updateGeometry()
         self.setAccessibleDescription(self.describe())
-        self.repaint_after(before)
+        self.repaint_changes(before)
 
     def describe(self) -> str:
         """The figure in words, for a screen reader."""
@@ -59,7 +59,7 @@ class Chart(QWidget, Generic[Figure]):
     def relayout(self) -> None:
         """Figure, size or colours are new: lay out again, or drop what was laid out."""
 
-    def repaint_after(self, before: Figure) -> None:
+    def repaint_changes(self, before: ChartData) -> None:
         """The figure was `before`: repaint what differs, which is all of it unless a chart knows better."""
         self.update()
 
@@ -115,7 +115,7 @@ def paint_tick(painter: QPainter, colors: ChartColors, bar: QRectF, share: float
 # Where there is no room the least of them goes unnamed behind a "+2", or a further line is begun; the
 # pointer still tells.
 
-SIGN_PX = 9
+SWATCH_PX = 9
 _TEXT_LEFT = 14
 _ONE_LINE = int(Qt.TextFlag.TextSingleLine)
 _GAP = 10
@@ -129,20 +129,20 @@ class LegendEntry:
     """
 
     text: str
-    sign: QPen | Sequence[QBrush | QColor]
+    swatch: QPen | Sequence[QBrush | QColor]
     weight: float | None = None
 
     @property
     def text_left(self) -> int:
         """Where the name begins, in pixels."""
-        return _TEXT_LEFT if isinstance(self.sign, QPen) or self.sign else 0
+        return _TEXT_LEFT if isinstance(self.swatch, QPen) or self.swatch else 0
 
 
 PlacedEntry = tuple[LegendEntry, float]
 """An entry and its left edge in pixels."""
 
 
-def place_entries(
+def layout_legend(
     entries: Sequence[LegendEntry], width: float, *, px: int = 11, one_line: bool = True
 ) -> list[list[PlacedEntry]]:
     """The lines of a legend. With `one_line` entries of the least weight are left out until the rest and how
@@ -170,18 +170,18 @@ def place_entries(
     return lines
 
 
-def paint_entries(
+def paint_legend_line(
     painter: QPainter, line: Sequence[PlacedEntry], middle: float, ink: QColor, *, px: int = 11
 ) -> None:
     """One line of a legend, its middle at that height."""
     for entry, left in line:
-        if isinstance(entry.sign, QPen):
-            painter.setPen(entry.sign)
-            x = left + SIGN_PX / 2
+        if isinstance(entry.swatch, QPen):
+            painter.setPen(entry.swatch)
+            x = left + SWATCH_PX / 2
             painter.drawLine(QPointF(x, middle - 6), QPointF(x, middle + 6))
         else:
-            for brush in entry.sign:
-                painter.fillRect(QRectF(left, middle - SIGN_PX / 2, SIGN_PX, SIGN_PX), brush)
+            for brush in entry.swatch:
+                painter.fillRect(QRectF(left, middle - SWATCH_PX / 2, SWATCH_PX, SWATCH_PX), brush)
         # Not its advance: ď reaches out of it.
         width = QFontMetricsF(chart_font(px)).size(_ONE_LINE, entry.text).width()
         paint_text(painter, QRectF(left + entry.text_left, middle - 9, width, 18), entry.text, ink, px)

@@ -10,35 +10,35 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QColor
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.theme.vscode import luminance
 
 # In the order in which the segments of a bar are drawn.
 KIND_LABELS = {
-    "parameters": marked("parameters"),
-    "gradients": marked("gradients"),
-    "optimizer": marked("optimizer"),
-    "buffers": marked("buffers"),
-    "activations": marked("activations"),
-    "inputs": marked("inputs"),
-    "temporary": marked("temporary"),
-    "communication": marked("communication"),
-    "gathered": marked("gathered outputs"),
+    "parameters": tr_noop("parameters"),
+    "gradients": tr_noop("gradients"),
+    "optimizer": tr_noop("optimizer"),
+    "buffers": tr_noop("buffers"),
+    "activations": tr_noop("activations"),
+    "inputs": tr_noop("inputs"),
+    "temporary": tr_noop("temporary"),
+    "communication": tr_noop("communication"),
+    "gathered": tr_noop("gathered outputs"),
 }
 # Of a person's own script: what no owner was found for stands last.
-SCRIPT_KIND_LABELS = {**KIND_LABELS, "unattributed": marked("unattributed")}
+SCRIPT_KIND_LABELS = {**KIND_LABELS, "unattributed": tr_noop("unattributed")}
 
 
 # Whose memory it is on a GPU, as the driver tells it; in the order of the segments of a bar.
 HOLDER_LABELS = {
-    "run": marked("runs"),
-    "context": marked("context, libraries"),
-    "reserved": marked("reserved, unused"),
-    "others": marked("other processes"),
-    "outside": marked("outside namespace"),
-    "unclaimed": marked("unattributed"),
+    "run": tr_noop("runs"),
+    "context": tr_noop("context, libraries"),
+    "reserved": tr_noop("reserved, unused"),
+    "others": tr_noop("other processes"),
+    "outside": tr_noop("outside namespace"),
+    "unclaimed": tr_noop("unattributed"),
 }
 _HOLDER_COLORS = {
     "run": "rankdeck.rest",
@@ -58,7 +58,7 @@ class ChartColors:
         self.foreground = color("foreground")
         self.muted = color("descriptionForeground")
         self.ok = color("rankdeck.ok")
-        self.trouble = color("errorForeground")
+        self.error = color("errorForeground")
         self.border = color("rankdeck.card.border")
         self.card = color("rankdeck.card.background")
         self.lead = color("rankdeck.lead")
@@ -80,12 +80,12 @@ class ChartColors:
         self.kinds |= {holder: color(key) for holder, key in _HOLDER_COLORS.items()}
         self.heat = [color(f"rankdeck.heat.{level}") for level in range(5)]
 
-    def of_tone(self, tone: str) -> QColor:
+    def tone_color(self, tone: str) -> QColor:
         """The ink of a reading: "" | muted | ok | hot | error."""
-        tones = {"muted": self.muted, "ok": self.ok, "hot": self.lead_text, "error": self.trouble}
+        tones = {"muted": self.muted, "ok": self.ok, "hot": self.lead_text, "error": self.error}
         return tones.get(tone, self.foreground)
 
-    def of_curve(self, tone: str) -> tuple[QColor, QColor]:
+    def curve_colors(self, tone: str) -> tuple[QColor, QColor]:
         """(line, fill) of a curve of readings of that tone."""
         return (self.lead, self.lead_fill) if tone == "hot" else (self.rest, self.rest_fill)
 
@@ -102,11 +102,11 @@ def byte_unit(largest_bytes: float) -> tuple[int, str]:
 #
 # A measured step (anatomy.py) and a predicted one (step_drawing.py) look the same.
 
-BUBBLE = marked("bubble")
-IDLE = marked("idle")
+BUBBLE = tr_noop("bubble")
+IDLE = tr_noop("idle")
 
 # A phase is drawn in the colour of a kind of memory.
-_KINDS = {
+_PHASE_KINDS = {
     "data": "temporary",
     "scatter": "inputs",
     "replicate": "buffers",
@@ -123,32 +123,32 @@ _KINDS = {
     "all-to-all": "communication",
     "broadcast": "communication",
 }
-_LABELS = {
-    "backward-input": marked("input gradients"),
-    "backward-weight": marked("weight gradients"),
-    "all-gather": marked("all-gather"),
-    "reduce-scatter": marked("reduce-scatter"),
-    "all-to-all": marked("all-to-all"),
-    "broadcast": marked("broadcast"),
+_PHASE_LABELS = {
+    "backward-input": tr_noop("input gradients"),
+    "backward-weight": tr_noop("weight gradients"),
+    "all-gather": tr_noop("all-gather"),
+    "reduce-scatter": tr_noop("reduce-scatter"),
+    "all-to-all": tr_noop("all-to-all"),
+    "broadcast": tr_noop("broadcast"),
 }
 
 
 def phase_label(phase: str) -> str:
     """Of a phase (rankdeck/run/anatomy.py), a transfer or a gap."""
-    return tr(_LABELS.get(phase, phase))
+    return tr(_PHASE_LABELS.get(phase, phase))
 
 
 def phase_color(colors: ChartColors, phase: str) -> QColor:
-    kind = _KINDS.get(phase)
+    kind = _PHASE_KINDS.get(phase)
     return colors.rest if kind is None else colors.kinds[kind]
 
 
-def gap_sign(colors: ChartColors, gap: str) -> list[QBrush | QColor]:
+def gap_brushes(colors: ChartColors, gap: str) -> list[QBrush | QColor]:
     """The track, hatched where a gap is a bubble."""
     hatch = QBrush(colors.axis, Qt.BrushStyle.BDiagPattern)
     return [colors.track, hatch] if gap == BUBBLE else [colors.track]
 
 
-def ink_on(color: QColor) -> QColor:
+def text_color_on(color: QColor) -> QColor:
     """What is read on a block of that colour."""
     return QColor("#101418") if luminance(color.name()) > 0.5 else QColor("#FFFFFF")

@@ -29,11 +29,11 @@ from PySide6.QtWidgets import QPlainTextEdit, QTextEdit, QToolTip, QWidget
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import RIGHT, paint_text
 
-MOST_COLORED = 100_000
-_MARGIN = 26
+MAX_HIGHLIGHTED_LENGTH = 100_000
+_LINE_NUMBER_PADDING = 26
 
 
-class _Margin(QWidget):
+class _LineNumberArea(QWidget):
     """Line numbers, and a symbol where a problem is."""
 
     def __init__(self, editor: CodeEditor) -> None:
@@ -41,50 +41,50 @@ class _Margin(QWidget):
         self._editor = editor
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        self._editor.paint_margin(event)
+        self._editor.paint_line_numbers(event)
 
     def event(self, event: object) -> bool:
         if isinstance(event, QHelpEvent):
-            self._editor.explain(event)
+            self._editor.show_problem_tooltip(event)
             return True
         return super().event(event)  # type: ignore[arg-type]
 
 
 class CodeEditor(QPlainTextEdit):
-    """`set_marks` names lines (from 1) and what is wrong there; `language` is one of LANGUAGES, by the
-    ending of a file's name.
+    """`set_line_problems` names lines (from 1) and what is wrong there; `language` is one of LANGUAGES, by
+    the ending of a file's name.
     """
 
     def __init__(self, theme: Theme, language: str, accessible_name: str) -> None:
         super().__init__()
         self._theme = theme
-        self.marks: dict[int, str] = {}
-        self._found: Sequence[tuple[int, int]] = ()
+        self.line_problems: dict[int, str] = {}
+        self._matches: Sequence[tuple[int, int]] = ()
         self.setFont(theme.font(12, mono=True))
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.setTabChangesFocus(True)
         self.setAccessibleName(accessible_name)
-        self._margin = _Margin(self)
+        self._line_number_area = _LineNumberArea(self)
         known = LANGUAGES.get(language)
-        self._colors = CodeColors(self.document(), theme, known) if known is not None else None
-        self.blockCountChanged.connect(lambda _count: self._place_margin())
-        self.updateRequest.connect(self._scroll_margin)
-        self.cursorPositionChanged.connect(self._select)
+        self._highlighter = CodeHighlighter(self.document(), theme, known) if known is not None else None
+        self.blockCountChanged.connect(lambda _count: self._layout_line_numbers())
+        self.updateRequest.connect(self._scroll_line_numbers)
+        self.cursorPositionChanged.connect(self._update_selections)
         theme.changed.connect(self._retheme)
-        self.verticalScrollBar().valueChanged.connect(lambda _value: self._show_lines())
-        self.textChanged.connect(self._show_lines)
-        self._place_margin()
+        self.verticalScrollBar().valueChanged.connect(lambda _value: self._update_visible_lines())
+        self.textChanged.connect(self._update_visible_lines)
+        self._layout_line_numbers()
 
     def show_code(self, text: str) -> None:
         """Another text; a very long one has no colours, which would cost a good part of a second."""
-        if self._colors is not None:
-            self._colors.setDocument(self.document() if len(text) <= MOST_COLORED else None)
+        if self._highlighter is not None:
+            self._highlighter.setDocument(self.document() if len(text) <= MAX_HIGHLIGHTED_LENGTH else None)
         self.setPlainText(text)
 
-    def set_marks(self, marks: Mapping[int, str]) -> None:
-        self.marks = dict(marks)
-        self._select()
-        self._margin.update()
+    def set_line_problems(self, marks: Mapping[int, str]) -> None:
+        self.line_problems = dict(marks)
+        self._update_selections()
+        self._line_number_area.update()
 
     def go_to_line(self, line: int, *, focus: bool = True) -> None:
         block = self.document().findBlockByNumber(line - 1)
@@ -94,12 +94,12 @@ class CodeEditor(QPlainTextEdit):
         if focus:
             self.setFocus()
 
-    def margin_width(self) -> int:
+    def line_number_width(self) -> int:
         digits = max(2, len(str(self.blockCount())))
-        return QFontMetrics(self.font()).horizontalAdvance("0") * digits + _MARGIN
+        return QFontMetrics(self.font()).horizontalAdvance("0") * digits + _LINE_NUMBER_PADDING
 
-    def paint_margin(self, event: QPaintEvent) -> None:
-        painter = QPainter(self._margin)
+    def paint_line_numbers(self, event: QPaintEvent) -> None:
+        painter = QPainter(self._line_number_area)
         block: QTextBlock = self.firstVisibleBlock()
         offset = self.contentOffset()
         while block.isValid():
@@ -111,30 +111,30 @@ class CodeEditor(QPlainTextEdit):
         painter.end()
 
     def _paint_line(self, painter: QPainter, line: int, box: QRect) -> None:
-        wrong = line in self.marks
+        wrong = line in self.line_problems
         ink = self._theme.color("errorForeground" if wrong else "editorLineNumber.foreground")
-        where = QRect(0, box.y(), self._margin.width() - 10, box.height())
+        where = QRect(0, box.y(), self._line_number_area.width() - 10, box.height())
         paint_text(painter, where, str(line), ink, 12, RIGHT, font=self.font())
         if wrong:
             symbol = QRect(2, box.y() + (box.height() - 13) // 2, 13, 13)
             draw_icon(painter, "error", symbol.toRectF(), self._theme.color("errorForeground"))
 
-    def explain(self, event: QHelpEvent) -> None:
+    def show_problem_tooltip(self, event: QHelpEvent) -> None:
         """The problem of the line under the mouse, as a tooltip."""
         cursor = self.cursorForPosition(QPoint(0, event.pos().y()))
-        QToolTip.showText(event.globalPos(), self.marks.get(cursor.blockNumber() + 1, ""), self)
+        QToolTip.showText(event.globalPos(), self.line_problems.get(cursor.blockNumber() + 1, ""), self)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._place_margin()
-        self._show_lines()
+        self._layout_line_numbers()
+        self._update_visible_lines()
 
-    def show_found(self, found: Sequence[tuple[int, int]]) -> None:
+    def show_matches(self, found: Sequence[tuple[int, int]]) -> None:
         """Light up what a search has found, from place to place, in order."""
-        self._found = found
-        self._select()
+        self._matches = found
+        self._update_selections()
 
-    def _select(self) -> None:
+    def _update_selections(self) -> None:
         """The current line, what was found, and a wave under every line with a mark."""
         color = self._theme.color
         line = QTextCharFormat()
@@ -147,27 +147,27 @@ class CodeEditor(QPlainTextEdit):
         wave.setUnderlineColor(color("editorError.foreground"))
         here = self.textCursor()
         here.clearSelection()
-        marked = filter(None, map(self._line_cursor, self.marks))
+        marked = filter(None, map(self._line_cursor, self.line_problems))
         self.setExtraSelections(
             [
-                _selection(here, line),
-                *(_selection(cursor, lit) for cursor in self._found_here()),
-                *(_selection(cursor, wave) for cursor in marked),
+                _make_selection(here, line),
+                *(_make_selection(cursor, lit) for cursor in self._visible_matches()),
+                *(_make_selection(cursor, wave) for cursor in marked),
             ]
         )
 
-    def _last_seen(self) -> int:
+    def _last_visible_line(self) -> int:
         height = max(1, self.fontMetrics().lineSpacing())
         return self.firstVisibleBlock().blockNumber() + self.viewport().height() // height + 1
 
-    def _found_here(self) -> list[QTextCursor]:
+    def _visible_matches(self) -> list[QTextCursor]:
         """Of what was found, what is seen: a cursor for each of thousands would take a second."""
         first = self.firstVisibleBlock()
-        last = self.document().findBlockByNumber(self._last_seen())
+        last = self.document().findBlockByNumber(self._last_visible_line())
         end = last.position() + last.length() if last.isValid() else self.document().characterCount()
-        at = bisect_left(self._found, (first.position(), 0))
+        at = bisect_left(self._matches, (first.position(), 0))
         cursors = []
-        for start, stop in self._found[max(0, at - 1) :]:
+        for start, stop in self._matches[max(0, at - 1) :]:
             if start > end:
                 break
             cursor = QTextCursor(self.document())
@@ -176,13 +176,13 @@ class CodeEditor(QPlainTextEdit):
             cursors.append(cursor)
         return cursors
 
-    def _show_lines(self) -> None:
+    def _update_visible_lines(self) -> None:
         """Other lines are seen now."""
-        first, last = self.firstVisibleBlock().blockNumber(), self._last_seen()
-        if self._colors is not None:
-            self._colors.show_lines(first, last)
-        if self._found:
-            self._select()
+        first, last = self.firstVisibleBlock().blockNumber(), self._last_visible_line()
+        if self._highlighter is not None:
+            self._highlighter.set_visible_lines(first, last)
+        if self._matches:
+            self._update_selections()
 
     def _line_cursor(self, line: int) -> QTextCursor | None:
         """The text of a line, None where there is no such line."""
@@ -194,25 +194,25 @@ class CodeEditor(QPlainTextEdit):
         cursor.movePosition(QTextCursor.MoveOperation.EndOfBlock, QTextCursor.MoveMode.KeepAnchor)
         return cursor
 
-    def _place_margin(self) -> None:
-        width = self.margin_width()
+    def _layout_line_numbers(self) -> None:
+        width = self.line_number_width()
         self.setViewportMargins(width, 0, 0, 0)
         area = self.contentsRect()
         height = self.viewport().height()  # what is below it, a scroll bar needs
-        self._margin.setGeometry(area.x(), area.y(), width, height)
+        self._line_number_area.setGeometry(area.x(), area.y(), width, height)
 
-    def _scroll_margin(self, rect: QRect, dy: int) -> None:
+    def _scroll_line_numbers(self, rect: QRect, dy: int) -> None:
         if dy:
-            self._margin.scroll(0, dy)
+            self._line_number_area.scroll(0, dy)
         else:
-            self._margin.update(0, rect.y(), self._margin.width(), rect.height())
+            self._line_number_area.update(0, rect.y(), self._line_number_area.width(), rect.height())
 
     def _retheme(self) -> None:
-        self._select()
-        self._margin.update()
+        self._update_selections()
+        self._line_number_area.update()
 
 
-def _selection(cursor: QTextCursor, style: QTextCharFormat) -> QTextEdit.ExtraSelection:
+def _make_selection(cursor: QTextCursor, style: QTextCharFormat) -> QTextEdit.ExtraSelection:
     selection = QTextEdit.ExtraSelection()
     selection.cursor, selection.format = cursor, style
     return selection
@@ -220,9 +220,9 @@ def _selection(cursor: QTextCursor, style: QTextCharFormat) -> QTextEdit.ExtraSe
 
 # Quiet colours for TOML and Python: a language is a pattern of tokens, and the quotes that go over lines.
 
-_LONG_QUOTES = ('"""', "'''")
+_MULTILINE_QUOTES = ('"""', "'''")
 _STRING = r"\"(?:\\.|[^\"\\])*\"?|'(?:\\.|[^'\\])*'?"
-_TONES = {
+_TOKEN_COLORS = {
     "header": "textLink.foreground",
     "comment": "descriptionForeground",
     "string": "rankdeck.ok",
@@ -232,20 +232,20 @@ _TONES = {
 
 
 @dataclass(frozen=True)
-class Language:
+class CodeLanguage:
     """Its groups are named as the tones are; the group `long` opens a string that may go over lines."""
 
     tokens: re.Pattern[str]
 
 
-TOML = Language(
+TOML = CodeLanguage(
     re.compile(
         r"(?P<header>^\s*\[{1,2}[^\]]*\]{1,2})|(?P<comment>#.*)|(?P<long>\"\"\"|''')"
         rf"|(?P<string>{_STRING})|(?P<key>(?<![\w\"'-])[A-Za-z_][\w.-]*(?=\s*=))"
         r"|(?P<number>(?<![\w.\"'-])[+-]?\d[\d_.eE+-]*\b|\b(?:true|false)\b)"
     )
 )
-PYTHON = Language(
+PYTHON = CodeLanguage(
     re.compile(
         rf"(?P<comment>#.*)|(?P<long>\"\"\"|''')|(?P<string>{_STRING})"
         r"|(?P<key>(?<=\bdef )\w+|(?<=\bclass )\w+|^\s*@[\w.]+)"
@@ -256,19 +256,19 @@ PYTHON = Language(
 LANGUAGES = {".py": PYTHON, ".pyi": PYTHON, ".toml": TOML}
 
 
-class CodeColors(QSyntaxHighlighter):
+class CodeHighlighter(QSyntaxHighlighter):
     """Colours the lines that are seen, and again when the theme changes: a long file would cost seconds."""
 
-    def __init__(self, document: QTextDocument, theme: Theme, language: Language) -> None:
+    def __init__(self, document: QTextDocument, theme: Theme, language: CodeLanguage) -> None:
         super().__init__(document)
         self._theme = theme
         self._language = language
-        self._seen = range(0)
+        self._visible_lines = range(0)
         theme.changed.connect(self.rehighlight)
 
-    def show_lines(self, first: int, last: int) -> None:
+    def set_visible_lines(self, first: int, last: int) -> None:
         """These are seen now, counted from 0."""
-        before, self._seen = self._seen, range(first, last + 1)
+        before, self._visible_lines = self._visible_lines, range(first, last + 1)
         document: QTextDocument | None = self.document()
         if document is None:
             return
@@ -279,32 +279,34 @@ class CodeColors(QSyntaxHighlighter):
             block = block.next()
 
     def highlightBlock(self, text: str) -> None:
-        is_plain = not any(quotes in text for quotes in _LONG_QUOTES)
-        if is_plain and self.currentBlock().blockNumber() not in self._seen:
+        is_plain = not any(quotes in text for quotes in _MULTILINE_QUOTES)
+        if is_plain and self.currentBlock().blockNumber() not in self._visible_lines:
             self.setCurrentBlockState(max(self.previousBlockState(), 0))
             return
-        start = self._rest_of_long(text, 0, self.previousBlockState() - 1)
+        start = self._highlight_multiline_string(text, 0, self.previousBlockState() - 1)
         while match := self._language.tokens.search(text, start):
             if match.lastgroup == "long":
-                self._color(match.start(), match.end(), "string")
-                start = self._rest_of_long(text, match.end(), _LONG_QUOTES.index(match["long"]))
+                self._highlight(match.start(), match.end(), "string")
+                start = self._highlight_multiline_string(
+                    text, match.end(), _MULTILINE_QUOTES.index(match["long"])
+                )
             else:
-                self._color(match.start(), match.end(), match.lastgroup or "")
+                self._highlight(match.start(), match.end(), match.lastgroup or "")
                 start = match.end()
 
-    def _rest_of_long(self, text: str, start: int, quotes: int) -> int:
+    def _highlight_multiline_string(self, text: str, start: int, quotes: int) -> int:
         """Colours a long string from `start` on; where it ends. `quotes` below 0: there is none."""
         self.setCurrentBlockState(0)
         if quotes < 0:
             return start
-        end = text.find(_LONG_QUOTES[quotes], start)
+        end = text.find(_MULTILINE_QUOTES[quotes], start)
         if end < 0:
             self.setCurrentBlockState(quotes + 1)
         end = len(text) if end < 0 else end + 3
-        self._color(start, end, "string")
+        self._highlight(start, end, "string")
         return end
 
-    def _color(self, start: int, end: int, group: str) -> None:
+    def _highlight(self, start: int, end: int, group: str) -> None:
         style = QTextCharFormat()
-        style.setForeground(self._theme.color(_TONES[group]))
+        style.setForeground(self._theme.color(_TOKEN_COLORS[group]))
         self.setFormat(start, end - start, style)

@@ -23,10 +23,10 @@ from PySide6.QtWidgets import (
 )
 
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.widgets.painting import fitting_words, paint_text
+from rankdeck_app.widgets.painting import elide_wrapped_text, paint_text
 
-BOX = 16
-_LEAST_COMBO_WIDTH = 60
+CHECK_BOX_SIZE = 16
+_MIN_COMBO_WIDTH = 60
 _ENTRY_MARGIN = 12
 
 
@@ -74,13 +74,13 @@ class CheckBox(QCheckBox):
     def __init__(self, theme: Theme, text: str = "") -> None:
         super().__init__(text)
         self._theme = theme
-        self.setMinimumHeight(BOX + 4)  # a form that has no room yet squeezes nothing
+        self.setMinimumHeight(CHECK_BOX_SIZE + 4)  # a form that has no room yet squeezes nothing
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         theme.changed.connect(self.update)
 
     def sizeHint(self) -> QSize:
         text = self.fontMetrics().horizontalAdvance(self.text())
-        return QSize(BOX + 2 + (text + 8 if text else 0), 26)
+        return QSize(CHECK_BOX_SIZE + 2 + (text + 8 if text else 0), 26)
 
     def hitButton(self, pos: object) -> bool:
         return True
@@ -88,10 +88,10 @@ class CheckBox(QCheckBox):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         lit = self.hasFocus() or self.underMouse()
-        box = QRectF(1, (self.height() - BOX) / 2, BOX, BOX)
+        box = QRectF(1, (self.height() - CHECK_BOX_SIZE) / 2, CHECK_BOX_SIZE, CHECK_BOX_SIZE)
         paint_check(painter, self._theme, box, self.isChecked(), lit)
         ink = self._theme.color("foreground" if self.isEnabled() else "disabledForeground")
-        room, elide = self.rect().adjusted(BOX + 8, 0, 0, 0), Qt.TextElideMode.ElideRight
+        room, elide = self.rect().adjusted(CHECK_BOX_SIZE + 8, 0, 0, 0), Qt.TextElideMode.ElideRight
         paint_text(painter, room, self.text(), ink, 12, elide=elide, font=self.font())
         painter.end()
 
@@ -107,13 +107,13 @@ class ElidedLabel(QLabel):
 
     def setText(self, text: str) -> None:
         super().setText(text)
-        self._tell_whole()
+        self._update_tooltip()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._tell_whole()
+        self._update_tooltip()
 
-    def _tell_whole(self) -> None:
+    def _update_tooltip(self) -> None:
         fits = self.fontMetrics().horizontalAdvance(self.text()) <= self.width()
         self.setToolTip("" if fits else self.text())
 
@@ -124,20 +124,20 @@ class ElidedLabel(QLabel):
         painter.end()
 
 
-class FewLines(QLabel):
+class ClampedLabel(QLabel):
     """Wrapped text that takes `most` lines and at least `least`; what has no room is in the tooltip."""
 
-    def __init__(self, most: int, *, least: int = 1) -> None:
+    def __init__(self, max_lines: int, *, min_lines: int = 1) -> None:
         super().__init__()
-        self._most, self._least = most, least
-        self._full = ""
+        self._max_lines, self._min_lines = max_lines, min_lines
+        self._full_text = ""
         self.setWordWrap(True)
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom)
 
     def show_text(self, text: str) -> None:
-        self._full = text
+        self._full_text = text
         self._fit()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -146,25 +146,25 @@ class FewLines(QLabel):
             self._fit()
 
     def sizeHint(self) -> QSize:
-        return QSize(100, self._height_of(self._least))
+        return QSize(100, self._lines_height(self._min_lines))
 
-    def _height_of(self, num_lines: int) -> int:
+    def _lines_height(self, num_lines: int) -> int:
         return num_lines * self.fontMetrics().lineSpacing() + 2
 
     def _fit(self) -> None:
         """As high as the text, cut at the last word that fits."""
-        metrics, text, height = self.fontMetrics(), self._full, self._height_of(self._least)
+        metrics, text, height = self.fontMetrics(), self._full_text, self._lines_height(self._min_lines)
         if self.width() > 20:
-            text = fitting_words(metrics, text, self.width(), self._height_of(self._most))
+            text = elide_wrapped_text(metrics, text, self.width(), self._lines_height(self._max_lines))
             box, flags = QRect(0, 0, self.width(), 10_000), int(Qt.TextFlag.TextWordWrap)
             height = max(height, metrics.boundingRect(box, flags, text).height() + 2)
         self.setText(text)
-        self.setToolTip(self._full if text != self._full else "")
-        self.setAccessibleName(self._full)
+        self.setToolTip(self._full_text if text != self._full_text else "")
+        self.setAccessibleName(self._full_text)
         self.setFixedHeight(height)
 
 
-class WholeLabel(QLabel):
+class FitOrHideLabel(QLabel):
     """A short text at the right of the room that is left, shown where all of it fits and else not at all."""
 
     def __init__(self) -> None:
@@ -182,10 +182,11 @@ class ComboBox(QComboBox):
     """A combo box with the theme's chevron; a wheel over it scrolls the page and changes nothing.
 
     It takes the width that it is given, whatever its entries are: text without room ends in … and is whole in
-    the tooltip; the list is as wide as its longest entry. `closed` when the list goes, with a choice or not.
+    the tooltip; the list is as wide as its longest entry. `popup_closed` when the list goes, with a choice or
+    not.
     """
 
-    closed = Signal()
+    popup_closed = Signal()
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -194,7 +195,7 @@ class ComboBox(QComboBox):
         theme.changed.connect(self.update)
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(_LEAST_COMBO_WIDTH, super().minimumSizeHint().height())
+        return QSize(_MIN_COMBO_WIDTH, super().minimumSizeHint().height())
 
     def showPopup(self) -> None:
         view = self.view()
@@ -203,24 +204,24 @@ class ComboBox(QComboBox):
 
     def hidePopup(self) -> None:
         super().hidePopup()
-        self.closed.emit()
+        self.popup_closed.emit()
 
     def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip and self.is_cut:
-            QToolTip.showText(event.globalPos(), f"{self._shown}\n{self.toolTip()}".strip(), self)
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip and self.is_elided:
+            QToolTip.showText(event.globalPos(), f"{self._display_text}\n{self.toolTip()}".strip(), self)
             return True
         return super().event(event)
 
     @property
-    def _shown(self) -> str:
+    def _display_text(self) -> str:
         return self.currentText() or self.placeholderText()
 
     @property
-    def is_cut(self) -> bool:
+    def is_elided(self) -> bool:
         """Whether its text has less room than it needs."""
-        return self.fontMetrics().horizontalAdvance(self._shown) > self._text_box().width()
+        return self.fontMetrics().horizontalAdvance(self._display_text) > self._text_rect().width()
 
-    def _text_box(self) -> QRect:
+    def _text_rect(self) -> QRect:
         """Text begins where that of a line edit does."""
         option = QStyleOptionComboBox()
         self.initStyleOption(option)
@@ -241,10 +242,10 @@ class ComboBox(QComboBox):
         painter.drawComplexControl(QStyle.ComplexControl.CC_ComboBox, option)
         ink = self._theme.color("dropdown.foreground" if self.isEnabled() else "disabledForeground")
         if not self.isEditable():
-            box, right = self._text_box(), Qt.TextElideMode.ElideRight
+            box, right = self._text_rect(), Qt.TextElideMode.ElideRight
             is_text = self.currentIndex() >= 0
             tone = ink if is_text else self._theme.color("input.placeholderForeground")
-            paint_text(painter, box, self._shown, tone, 12, elide=right, font=self.font())
+            paint_text(painter, box, self._display_text, tone, 12, elide=right, font=self.font())
         draw_icon(painter, "chevron-down", QRectF(self.width() - 20, (self.height() - 14) / 2, 14, 14), ink)
         painter.end()
 

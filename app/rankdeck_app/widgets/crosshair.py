@@ -21,10 +21,10 @@ from rankdeck_app.widgets.painting import chart_font, paint_text
 
 _GAP = 8.0
 _PADDING = 5.0
-PARTS = "  "
+PART_SEPARATOR = "  "
 """Between the parts of a text, which stand under each other where a line is too wide."""
 
-Curve = tuple[NDArray[np.floating], NDArray[np.floating]]
+CurvePoints = tuple[NDArray[np.floating], NDArray[np.floating]]
 
 
 class Readout(QWidget):
@@ -79,7 +79,7 @@ class Crosshair:
         if self.readout is not None:
             self.readout.hide()
 
-    def show(self, x: float, text: str, curves: Iterable[Curve], taken: Sequence[QWidget] = ()) -> None:
+    def show(self, x: float, text: str, curves: Iterable[CurvePoints], taken: Sequence[QWidget] = ()) -> None:
         """`curves` are in units of the axes, `taken` are widgets that are not to be covered."""
         if not text:
             self.hide()
@@ -92,25 +92,25 @@ class Crosshair:
         cursor = room.left() + float(view.mapFromView(QPointF(x, 0)).x())
         pixels = [self._to_pixels(curve, room) for curve in curves]
         boxes = [QRectF(QRect(one.mapTo(window, QPoint()), one.size())) for one in taken]
-        shown, box = placed(text, cursor, room, QRectF(window.rect()), pixels, boxes)
+        shown, box = place_readout(text, cursor, room, QRectF(window.rect()), pixels, boxes)
         if self.readout is None:
             self.readout = Readout(self._theme)
             plot.destroyed.connect(self.readout.deleteLater)
         self.readout.show_in(window, box, shown)
 
-    def _to_pixels(self, curve: Curve, room: QRectF) -> Curve:
+    def _to_pixels(self, curve: CurvePoints, room: QRectF) -> CurvePoints:
         (x0, x1), (y0, y1) = self._plot.getViewBox().viewRange()
         x, y = curve
         across, down = room.width() / max(1e-12, x1 - x0), room.height() / max(1e-12, y1 - y0)
         return room.left() + (np.asarray(x) - x0) * across, room.top() + (y1 - np.asarray(y)) * down
 
 
-def placed(
+def place_readout(
     text: str,
     cursor: float,
     view: QRectF,
     window: QRectF,
-    curves: Sequence[Curve],
+    curves: Sequence[CurvePoints],
     taken: Sequence[QRectF] = (),
 ) -> tuple[str, QRectF]:
     """The text, over several lines if it has to be, and its box beside the cursor: inside the view, else
@@ -118,15 +118,17 @@ def placed(
 
     Of the places at its right and left, above and below, the one that covers least of what is drawn.
     """
-    wordings = text, text.replace(PARTS, "\n")
+    wordings = text, text.replace(PART_SEPARATOR, "\n")
     for room in (view, window):
         for shown in wordings:
-            if boxes := [box for box in _beside(cursor, _size(shown), view) if room.contains(box)]:
-                return shown, min(boxes, key=lambda box: _covered(box, curves, taken))
-    return wordings[1], QRectF(window.topLeft(), QSizeF(_size(wordings[1])))
+            if boxes := [
+                box for box in _candidate_boxes(cursor, _readout_size(shown), view) if room.contains(box)
+            ]:
+                return shown, min(boxes, key=lambda box: _count_covered(box, curves, taken))
+    return wordings[1], QRectF(window.topLeft(), QSizeF(_readout_size(wordings[1])))
 
 
-def _beside(cursor: float, size: QSize, view: QRectF) -> list[QRectF]:
+def _candidate_boxes(cursor: float, size: QSize, view: QRectF) -> list[QRectF]:
     """At the right of the cursor and at its left: in the view, and then below and above it."""
     width, height = size.width(), size.height()
     inside = view.top(), view.bottom() - height, view.center().y() - height / 2
@@ -138,13 +140,13 @@ def _beside(cursor: float, size: QSize, view: QRectF) -> list[QRectF]:
     ]
 
 
-def _size(text: str) -> QSize:
+def _readout_size(text: str) -> QSize:
     metrics, lines = QFontMetricsF(chart_font(11, mono=True)), text.split("\n")
     width = max(metrics.horizontalAdvance(line) for line in lines) + 2 * _PADDING
     return QSize(math.ceil(width), math.ceil(metrics.height() * len(lines) + 2 * _PADDING))
 
 
-def _covered(box: QRectF, curves: Sequence[Curve], taken: Sequence[QRectF]) -> int:
+def _count_covered(box: QRectF, curves: Sequence[CurvePoints], taken: Sequence[QRectF]) -> int:
     """How many columns of pixels with something drawn the box would hide."""
     hidden = sum(1000 for other in taken if box.intersects(other))
     columns = np.arange(np.floor(box.left()), np.ceil(box.right()) + 1)

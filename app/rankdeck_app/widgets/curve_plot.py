@@ -15,30 +15,30 @@ import numpy as np
 import pyqtgraph as pg
 from numpy.typing import NDArray
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.base.units import format_count
 from rankdeck.run.series import Curve, Floats, Series, Window
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.curve_style import SAMPLES, STEP, TIME, X_AXES, CurveStyle
-from rankdeck_app.widgets.plot_axes import UNITS, CountAxis, padded_range, step_up
-from rankdeck_app.widgets.time_words import moment_label
+from rankdeck_app.widgets.plot_axes import AXIS_UNITS, CountAxis, padded_range, round_up_axis_end
+from rankdeck_app.widgets.time_text import time_label
 from rankdeck_app.widgets.zoom_plot import ZoomPlot, value_before
 
 # A wide antialiased line is cheap only while it is short.
 _AVERAGE_POINTS = 240
 _WARM_UP = 5.0
 
-LOSS_WORDS = (marked("raw"), marked("EMA"), marked("held-out"))
-Along = Callable[[str], tuple[Floats, Floats] | None]
+LOSS_LEGEND = (tr_noop("raw"), tr_noop("EMA"), tr_noop("held-out"))
+AxisPositions = Callable[[str], tuple[Floats, Floats] | None]
 """(steps, what they are called on that axis), both rising."""
 
 
 class CurvePlot(ZoomPlot):
     """`raw` and `average` are over steps; `points` are drawn one by one (held-out losses). The readout has
-    those that have a word. Numbers are shown times `scale`; `awaited` stands where there is nothing to draw;
-    `along` knows other x axes.
+    those that have a word. Numbers are shown times `scale`; `empty_text` stands where there is nothing to
+    draw; `along` knows other x axes.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class CurvePlot(ZoomPlot):
         points: Curve | Series | None = None,
         *,
         name: str,
-        words: tuple[str, str, str] = LOSS_WORDS,
+        legend: tuple[str, str, str] = LOSS_LEGEND,
         from_zero: bool = False,
         digits: int = 4,
         scale: float = 1.0,
-        along: Along | None = None,
+        axis_positions: AxisPositions | None = None,
     ) -> None:
         super().__init__(theme, CountAxis(), name)
         self._series = (raw, average, points)
-        self._words = words
+        self._legend = legend
         self._from_zero = from_zero
         self._digits = digits
         self._scale = scale
-        self._along = along
-        self.x_axes = X_AXES if along is not None else X_AXES[:1]
+        self._axis_positions = axis_positions
+        self.x_axes = X_AXES if axis_positions is not None else X_AXES[:1]
         self.style = CurveStyle()
-        self.awaited = tr("waiting for the first step")
+        self.empty_text = tr("waiting for the first step")
         self._last_step: int | None = None
         self._raw_item = pg.PlotCurveItem(connect="finite")
         self._average_item = pg.PlotCurveItem(connect="finite", antialias=True)
@@ -82,18 +82,18 @@ class CurvePlot(ZoomPlot):
         points: Curve | Series | None = None,
         *,
         digits: int | None = None,
-        words: tuple[str, str, str] | None = None,
+        legend: tuple[str, str, str] | None = None,
     ) -> None:
         """Draw others from now on."""
-        before = self._series, self._digits, self._words
+        before = self._series, self._digits, self._legend
         self._series = (raw, average, points)
         self._digits = self._digits if digits is None else digits
-        self._words = words or self._words
-        if before != (self._series, self._digits, self._words):
+        self._legend = legend or self._legend
+        if before != (self._series, self._digits, self._legend):
             self.request_draw()
 
-    def mark_x(self, at: float) -> float:
-        return float(self._at(np.array([at]), self._axis_map())[0])
+    def mark_position(self, at: float) -> float:
+        return float(self._to_axis(np.array([at]), self._axis_map())[0])
 
     def set_style(self, style: CurveStyle) -> None:
         """Another x axis has another range: what was zoomed is followed again."""
@@ -103,11 +103,11 @@ class CurvePlot(ZoomPlot):
         self.style = style
         plot = self.getPlotItem()
         plot.getAxis("left").is_log = style.is_log
-        plot.getAxis("bottom").unit = UNITS[style.x_axis]
+        plot.getAxis("bottom").unit = AXIS_UNITS[style.x_axis]
         for side in ("left", "bottom"):
             plot.getAxis(side).picture = None  # the same range may have other ticks
         if is_other_axis:
-            self.follow()
+            self.reset_zoom()
         self.request_draw(now=True)
 
     def set_last_step(self, num_steps: int | None) -> None:
@@ -126,20 +126,20 @@ class CurvePlot(ZoomPlot):
 
     def _axis_map(self) -> tuple[Floats, Floats] | None:
         """None while steps themselves stand there, or nothing else is known yet."""
-        if self.style.x_axis == STEP or self._along is None:
+        if self.style.x_axis == STEP or self._axis_positions is None:
             return None
-        found = self._along(self.style.x_axis)
+        found = self._axis_positions(self.style.x_axis)
         return found if found is not None and len(found[0]) else None
 
     @staticmethod
-    def _at(steps: Floats, axis_map: tuple[Floats, Floats] | None) -> Floats:
+    def _to_axis(steps: Floats, axis_map: tuple[Floats, Floats] | None) -> Floats:
         return steps if axis_map is None else np.interp(steps, *axis_map)
 
     @staticmethod
     def _step_at(x: float, axis_map: tuple[Floats, Floats] | None) -> float:
         return x if axis_map is None else float(np.interp(x, axis_map[1], axis_map[0]))
 
-    def _level(self, values: NDArray[np.floating]) -> NDArray[np.floating]:
+    def _to_y(self, values: NDArray[np.floating]) -> NDArray[np.floating]:
         """Where values stand on the y axis; what has no logarithm stands nowhere."""
         if not self.style.is_log:
             return values
@@ -151,29 +151,29 @@ class CurvePlot(ZoomPlot):
     def draw(self) -> None:
         raw, _, points = self._series
         if raw.last_x is None:
-            self.show_nothing(self.awaited)
+            self.show_empty(self.empty_text)
             return
-        self.await_data("")
+        self.set_empty_text("")
         axis_map = self._axis_map()
-        x0, x1 = self.choose_x(self._followed_x(raw.last_x, axis_map))
+        x0, x1 = self.choose_x_range(self._followed_x(raw.last_x, axis_map))
         first, last = self._step_at(x0, axis_map), self._step_at(x1, axis_map)
         window = raw.window(first, last, self.max_points())
         x, y = window.polyline()
-        self._raw_item.setData(self._at(x, axis_map), self._level(y))
+        self._raw_item.setData(self._to_axis(x, axis_map), self._to_y(y))
         smooth_x, smooth_y = self._smooth(first, last)
-        self._average_item.setData(self._at(smooth_x, axis_map), self._level(smooth_y))
+        self._average_item.setData(self._to_axis(smooth_x, axis_map), self._to_y(smooth_y))
         point_window = points.window(first, last, 1_000) if points is not None else None
         if point_window is not None:
-            self._points_item.setData(self._at(point_window.x, axis_map), self._level(point_window.high))
+            self._points_item.setData(self._to_axis(point_window.x, axis_map), self._to_y(point_window.high))
         seen = [window.low, window.high, smooth_y, *([] if point_window is None else [point_window.high])]
-        y_range = self._y_range(np.concatenate([self._level(values) for values in seen]))
+        y_range = self._y_range(np.concatenate([self._to_y(values) for values in seen]))
         if y_range is not None:
             self.show_ranges((x0, x1), y_range)
-        self.place_mark()
+        self.update_mark()
 
     def _followed_x(self, last_step: float, axis_map: tuple[Floats, Floats] | None) -> tuple[float, float]:
         limit = float(self._last_step) if self._last_step and axis_map is None else None
-        end = step_up(float(self._at(np.array([last_step]), axis_map)[0]), limit)
+        end = round_up_axis_end(float(self._to_axis(np.array([last_step]), axis_map)[0]), limit)
         # A little air behind the last step, so that a point on it is whole.
         return 0.0, 1.015 * max(end, 2.0)
 
@@ -188,7 +188,7 @@ class CurvePlot(ZoomPlot):
             return np.empty(0), np.empty(0)
         before = first - _WARM_UP / (1 - weight)
         window = self._series[0].window(before, last, 4 * self.max_points())
-        x, y = window.x, smoothed(window, weight)
+        x, y = window.x, smooth_window(window, weight)
         seen = np.flatnonzero(x >= first)
         kept = seen[:: max(1, len(seen) // most)]
         if len(seen) and kept[-1] != seen[-1]:
@@ -210,41 +210,41 @@ class CurvePlot(ZoomPlot):
         y0, y1 = padded_range(0.0 if self._from_zero else least, top)
         return (0.0 if self._from_zero or (least >= 0 > y0) else y0), y1
 
-    def x_words(self, x: float) -> str:
+    def x_text(self, x: float) -> str:
         if self.style.x_axis == TIME:
-            return moment_label(x)
+            return time_label(x)
         count = format_count(max(0, x))
         if self.style.x_axis == SAMPLES:
             return tr("samples {count}", count=count)
         return tr("step {step}", step=count)
 
-    def readout(self, x: float) -> str:
+    def readout_text(self, x: float) -> str:
         """The step under the pointer with its raw value, the average there, and the last single point."""
         axis_map = self._axis_map()
         step = self._step_at(x, axis_map)
-        parts = [] if axis_map is None else [self.x_words(x)]
+        parts = [] if axis_map is None else [self.x_text(x)]
         parts.append(tr("step {step}", step=format_count(max(0, step))))
         num_places = len(parts)
         raw, average, points = self._series
-        middle = ("", None) if self.style.smoothing is not None else (self._words[1], average)
-        for word, series in ((self._words[0], raw), middle, (self._words[2], points)):
+        middle = ("", None) if self.style.smoothing is not None else (self._legend[1], average)
+        for word, series in ((self._legend[0], raw), middle, (self._legend[2], points)):
             # Where single points are gone, the middle of their bin.
             if word and series is not None and (bounds := value_before(series, step)) is not None:
-                parts.append(f"{tr(word)} {self._number(sum(bounds) / 2)}")
+                parts.append(f"{tr(word)} {self._format_value(sum(bounds) / 2)}")
         if self.style.smoothing:
             steps, levels = self._smooth(max(0.0, step - 1), step)
             if len(steps) and np.isfinite(levels[-1]):
-                parts.append(tr("smoothed {value}", value=self._number(float(levels[-1]))))
+                parts.append(tr("smoothed {value}", value=self._format_value(float(levels[-1]))))
         return "  ".join(parts) if len(parts) > num_places else ""
 
-    def _number(self, value: float) -> str:
+    def _format_value(self, value: float) -> str:
         value *= self._scale
         if value and abs(value) < 10.0**-self._digits:
             return f"{value:.3g}"
         return f"{value:,.{self._digits}f}"
 
 
-def smoothed(window: Window, weight: float) -> Floats:
+def smooth_window(window: Window, weight: float) -> Floats:
     """An exponential moving average over the steps of a window: a bin counts as all the steps that it holds.
 
     Source: the bias correction of Kingma and Ba, Adam (2015), section 3, as Ema has it.

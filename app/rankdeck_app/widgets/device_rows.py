@@ -16,7 +16,7 @@ from rankdeck_app.widgets.painting import CENTER, RIGHT, chart_font, paint_text
 _MARK_WIDTH, _MARK_GAP, _MARK_PX = 20.0, 2.0, 10
 
 
-class HostMarks:
+class HostLabels:
     """In a run over several hosts the name of each along the rows of its devices, which need not say it then.
     Nothing in a run of one host, nor where a name has no room: there every device's own name begins with it.
 
@@ -64,20 +64,21 @@ class DeviceRows:
         width: float,
         room: float,
         *,
-        most_row: float,
-        numbers: float,
+        max_row_height: float,
+        number_width: float,
         top: float = 0.0,
         hosts: Sequence[str] = (),
     ) -> None:
-        """Rows of at most `most_row` in the middle of a `room` below `top`, `numbers` pixels at the right."""
+        """Rows of at most `max_row_height` in the middle of a `room` below `top`, `number_width` pixels at
+        the right."""
         num_rows = max(1, len(labels))
         self.width = width
-        self.row_height = min(most_row, room / num_rows)
-        self._marks = HostMarks(labels, hosts, self.row_height)
-        self.names = self._marks.names
-        left = self._marks.width + label_width(self.names, 12 if self.row_height >= 14 else 10) + 12
+        self.row_height = min(max_row_height, room / num_rows)
+        self._host_labels = HostLabels(labels, hosts, self.row_height)
+        self.names = self._host_labels.names
+        left = self._host_labels.width + label_width(self.names, 12 if self.row_height >= 14 else 10) + 12
         top += max(0.0, (room - num_rows * self.row_height) / 2)
-        self.plot = QRectF(left, top, max(40.0, width - left - numbers), num_rows * self.row_height)
+        self.plot = QRectF(left, top, max(40.0, width - left - number_width), num_rows * self.row_height)
 
     def row(self, index: int) -> QRectF:
         """The plot of one row."""
@@ -85,9 +86,9 @@ class DeviceRows:
         return QRectF(self.plot.left(), top, self.plot.width(), self.row_height)
 
     def paint_hosts(self, painter: QPainter, ink: QColor, line: QColor) -> None:
-        self._marks.paint(painter, self.plot.top(), self.row_height, ink, line)
+        self._host_labels.paint(painter, self.plot.top(), self.row_height, ink, line)
 
-    def paint_words(
+    def paint_row_texts(
         self,
         painter: QPainter,
         index: int,
@@ -103,12 +104,12 @@ class DeviceRows:
         px = 12 if height >= 14 else 10 if height >= 11 else 9
         row = self.row(index).adjusted(0, -4, 0, 4)
         at_right = QRectF(row.right(), row.y(), self.width - row.right(), row.height())
-        named = QRectF(self._marks.width, row.y(), row.left() - self._marks.width, row.height())
+        named = QRectF(self._host_labels.width, row.y(), row.left() - self._host_labels.width, row.height())
         paint_text(painter, named, self.names[index], ink, px, bold=bold)
         paint_text(painter, at_right, *number, px, RIGHT, bold=bold, mono=True)
 
 
-def natural_height(num_rows: int) -> int:
+def preferred_height(num_rows: int) -> int:
     """What rows of devices like to have together, in pixels: few of them are higher."""
     steps = ((1, 56), (2, 46), (4, 34), (8, 26))
     return num_rows * next((height for most, height in steps if num_rows <= most), 18)

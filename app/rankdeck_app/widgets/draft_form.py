@@ -12,15 +12,15 @@ from typing import Any
 from PySide6.QtGui import QFontMetrics, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
-from rankdeck.config.checks import CARDS
+from rankdeck.config.checks import CATALOGS
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.form import Field, FormRow, Place, TextField, make_field
+from rankdeck_app.widgets.form import Field, FormRow, KeyPath, TextField, make_field
 from rankdeck_app.widgets.layouts import TOP, text_label
-from rankdeck_app.widgets.run_rows import problems_by_field
+from rankdeck_app.widgets.option_rows import problems_by_field
 
-_LABEL_BESIDE = 50
-_LEAST_OF_TWO = 240
+_INLINE_LABEL_WIDTH = 50
+_MIN_TWO_FIELD_WIDTH = 240
 """Width from which two fields of a line show a number like 0.0003 whole, in pixels."""
 
 
@@ -36,9 +36,9 @@ class DraftForm(QWidget):
         self._theme, self._draft = theme, draft
         self._make_rows = rows
         self._rows: list[FormRow] = []
-        self._labels: dict[Place, QLabel] = {}
+        self._labels: dict[KeyPath, QLabel] = {}
         self._is_wide = True
-        self.fields: dict[Place, Field] = {}
+        self.fields: dict[KeyPath, Field] = {}
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setSpacing(6)
@@ -63,78 +63,78 @@ class DraftForm(QWidget):
 
     def _set_rows(self, rows: Sequence[FormRow]) -> None:
         if list(rows) != self._rows:
-            self._arrange(rows)
+            self._layout_rows(rows)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        if self._is_wide != (self.width() >= _LEAST_OF_TWO):
+        if self._is_wide != (self.width() >= _MIN_TWO_FIELD_WIDTH):
             self._is_wide = not self._is_wide
-            self._arrange(self._rows)
+            self._layout_rows(self._rows)
 
-    def _arrange(self, rows: Sequence[FormRow]) -> None:
+    def _layout_rows(self, rows: Sequence[FormRow]) -> None:
         while self._grid.takeAt(0) is not None:
             pass
         for row in self._rows:
             if row not in rows:
-                self._drop(row.place)
+                self._remove_row(row.key_path)
         self._rows = list(rows)
-        self._grid.setColumnMinimumWidth(2, _LABEL_BESIDE if self._is_wide else 0)
+        self._grid.setColumnMinimumWidth(2, _INLINE_LABEL_WIDTH if self._is_wide else 0)
         at, column = 0, 0
         for row in rows:
-            field = self.fields.get(row.place) or self._make(row)
-            if column and not (row.is_short and self._fits_beside(row)):
+            field = self.fields.get(row.key_path) or self._make_field(row)
+            if column and not (row.is_short and self._fits_inline(row)):
                 at, column = at + 1, 0
-            self._place(row, field, at, column)
+            self._add_to_grid(row, field, at, column)
             at, column = (at, 2) if row.is_short and not column else (at + 1, 0)
         self._order_tabs()
 
-    def _drop(self, place: Place) -> None:
+    def _remove_row(self, place: KeyPath) -> None:
         for widget in (self.fields.pop(place), self._labels.pop(place, None)):
             if widget is not None:
                 widget.hide()
                 widget.deleteLater()
 
-    def _fits_beside(self, row: FormRow) -> bool:
+    def _fits_inline(self, row: FormRow) -> bool:
         # By the theme's own font: a label that was never shown does not know it yet.
         width = QFontMetrics(self._theme.font()).horizontalAdvance(row.label)
-        return self._is_wide and width <= _LABEL_BESIDE
+        return self._is_wide and width <= _INLINE_LABEL_WIDTH
 
-    def _place(self, row: FormRow, field: Field, at: int, column: int) -> None:
+    def _add_to_grid(self, row: FormRow, field: Field, at: int, column: int) -> None:
         if row.is_check:
             self._grid.addWidget(field, at, 0, 1, 4)
             field.show()  # now, not with the next turn of the event loop: somebody may be led there
             return
-        label = self._labels[row.place]
+        label = self._labels[row.key_path]
         self._grid.addWidget(label, at, column, TOP)
         self._grid.addWidget(field, at, column + 1, 1, 1 if row.is_short else 3)
         for widget in (label, field):
             widget.show()
 
-    def _make(self, row: FormRow) -> Field:
-        field = self.fields[row.place] = make_field(row, self._theme)
-        field.edited.connect(lambda value: self._write(row.place, value))
+    def _make_field(self, row: FormRow) -> Field:
+        field = self.fields[row.key_path] = make_field(row, self._theme)
+        field.edited.connect(lambda value: self._write(row.key_path, value))
         if not row.is_check:
-            label = self._labels[row.place] = text_label(row.label, "dim", wrap=False)
+            label = self._labels[row.key_path] = text_label(row.label, "dim", wrap=False)
             label.setFixedHeight(26)
             label.setBuddy(field.editor)
             label.setToolTip(field.editor.toolTip())
         return field
 
-    def come_after(self, widget: DraftForm | QWidget) -> None:
+    def set_tab_after(self, widget: DraftForm | QWidget) -> None:
         """Tab leads here from a widget, or from a form's last field, whatever was made between them."""
         self._order_tabs(widget._editors[-1:] if isinstance(widget, DraftForm) else [widget])
 
     @property
     def _editors(self) -> list[QWidget]:
-        return [self.fields[row.place].editor for row in self._rows]
+        return [self.fields[row.key_path].editor for row in self._rows]
 
     def _order_tabs(self, before: Sequence[QWidget] = ()) -> None:
         """Tab goes down the rows, whichever of them were made first."""
         for one, next_one in pairwise([*before, *self._editors]):
             QWidget.setTabOrder(one, next_one)
 
-    def _write(self, place: Place, value: Any) -> None:
-        if place[-1] == "use" and place[:-1] in CARDS and value is not None:
+    def _write(self, place: KeyPath, value: Any) -> None:
+        if place[-1] == "use" and place[:-1] in CATALOGS and value is not None:
             self._draft.choose(place[:-1], str(value))
         else:
             self._draft.set_value(place, value, is_typed=isinstance(self.fields[place], TextField))

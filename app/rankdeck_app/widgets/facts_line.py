@@ -17,30 +17,30 @@ from rankdeck.run.verified import (
     ONE_DEVICE,
     UNCHECKED,
     compared_text,
-    verified_more,
+    verified_detail,
     verified_text,
 )
-from rankdeck_app.language import spoken, tr
+from rankdeck_app.language import tr, translate
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.painting import chart_font, paint_text
 
 HEIGHT = 22
-_ICON = 14.0
+_ICON_SIZE = 14.0
 _GAP = 18.0
-_PX = 12
+_FONT_PX = 12
 
 
 @dataclass(frozen=True)
 class Fact:
-    """`name` says what it is, to a screen reader and in the tooltip; `more` is what the line leaves out.
+    """`name` says what it is, to a screen reader and in the tooltip; `detail` is what the line leaves out.
     `tone` is one of ChartColors.of_tone; what is ok has its colour in the symbol alone.
     """
 
     icon: str
     name: str
     text: str
-    more: str = ""
+    detail: str = ""
     tone: str = ""
 
 
@@ -54,7 +54,7 @@ class FactsLine(Chart[tuple[Fact, ...]]):
         self.setFixedHeight(HEIGHT)
 
     def describe(self) -> str:
-        return ", ".join(f"{fact.name} {fact.text}" for fact in self.figure)
+        return ", ".join(f"{fact.name} {fact.text}" for fact in self.data)
 
     def sizeHint(self) -> QSize:
         return QSize(600, HEIGHT)
@@ -63,32 +63,34 @@ class FactsLine(Chart[tuple[Fact, ...]]):
         return QSize(120, HEIGHT)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        colors, metrics = self._colors, QFontMetricsF(chart_font(_PX))
+        colors, metrics = self._colors, QFontMetricsF(chart_font(_FONT_PX))
         left = 0.0
-        for fact in self.figure:
-            room = self.width() - left - _ICON - 5
+        for fact in self.data:
+            room = self.width() - left - _ICON_SIZE - 5
             if room < 40:
                 break
-            ink = colors.of_tone(fact.tone or "muted")
-            draw_icon(painter, fact.icon, QRectF(left, (HEIGHT - _ICON) / 2, _ICON, _ICON), ink)
-            ink = colors.foreground if fact.tone == "ok" else colors.of_tone(fact.tone)
-            box = QRectF(left + _ICON + 5, 0, room, HEIGHT)
-            paint_text(painter, box, fact.text, ink, _PX, elide=Qt.TextElideMode.ElideRight)
-            left += _ICON + 5 + metrics.horizontalAdvance(fact.text) + _GAP
+            ink = colors.tone_color(fact.tone or "muted")
+            draw_icon(
+                painter, fact.icon, QRectF(left, (HEIGHT - _ICON_SIZE) / 2, _ICON_SIZE, _ICON_SIZE), ink
+            )
+            ink = colors.foreground if fact.tone == "ok" else colors.tone_color(fact.tone)
+            box = QRectF(left + _ICON_SIZE + 5, 0, room, HEIGHT)
+            paint_text(painter, box, fact.text, ink, _FONT_PX, elide=Qt.TextElideMode.ElideRight)
+            left += _ICON_SIZE + 5 + metrics.horizontalAdvance(fact.text) + _GAP
 
     def tooltip_at(self, x: float, y: float) -> str:
         rows = "".join(
             f"<tr><td>{escape(fact.name)}</td><td>&nbsp;&nbsp;{escape(fact.text)}"
-            + "".join(f"<br>&nbsp;&nbsp;{escape(line)}" for line in fact.more.splitlines())
+            + "".join(f"<br>&nbsp;&nbsp;{escape(line)}" for line in fact.detail.splitlines())
             + "</td></tr>"
-            for fact in self.figure
+            for fact in self.data
         )
         return rows and f"<table>{rows}</table>"
 
 
 # How it looks whether a strategy computes what one device computes: the same sign in every view.
 
-VERIFIED_LOOKS: Mapping[str, tuple[str, str]] = {
+VERIFICATION_ICONS: Mapping[str, tuple[str, str]] = {
     EQUAL: ("verified", "ok"),
     NOTED: ("info", "muted"),
     DIFFERS: ("error", "error"),
@@ -98,8 +100,8 @@ VERIFIED_LOOKS: Mapping[str, tuple[str, str]] = {
 """(icon, tone) by outcome."""
 
 
-def verified_fact(verified: events.Verified) -> Fact:
+def verification_fact(verified: events.Verified) -> Fact:
     """For the header of a run."""
-    icon, tone = VERIFIED_LOOKS.get(verified.outcome, VERIFIED_LOOKS[UNCHECKED])
-    more = map(spoken, (verified_more(verified), compared_text(verified)))
-    return Fact(icon, tr(ONE_DEVICE), spoken(verified_text(verified)), "\n".join(filter(None, more)), tone)
+    icon, tone = VERIFICATION_ICONS.get(verified.outcome, VERIFICATION_ICONS[UNCHECKED])
+    more = map(translate, (verified_detail(verified), compared_text(verified)))
+    return Fact(icon, tr(ONE_DEVICE), translate(verified_text(verified)), "\n".join(filter(None, more)), tone)

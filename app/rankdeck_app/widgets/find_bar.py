@@ -1,7 +1,8 @@
 """Find (Ctrl+F) in text that is long: what is looked for, how often it is there, next, previous, case, regex.
 
-A `Search` says what is found where: `EditorSearch` in code, views/output.py's in lines. Patterns are those of
-QRegularExpression, which gives up on one that would take for ever. F3 and Enter go on, Escape closes.
+A `TextSearch` says what is found where: `EditorSearch` in code, views/output.py's in lines. Patterns are
+those of QRegularExpression, which gives up on one that would take for ever. F3 and Enter go on, Escape
+closes.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from PySide6.QtWidgets import QLineEdit, QListView, QWidget
 
 from rankdeck_app.language import tr
 from rankdeck_app.state.output import OutputLine, OutputModel
-from rankdeck_app.theme import Theme, set_look
+from rankdeck_app.theme import Theme, set_style_properties
 from rankdeck_app.widgets.code_editor import CodeEditor
 from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.layouts import row, text_label
 
-MOST_FOUND = 10_000
+MAX_MATCHES = 10_000
 
 
-class Search(QObject):
-    """`changed` says that what is found may be other now. `at` counts from 0; None: at none of them."""
+class TextSearch(QObject):
+    """`changed` says that what is found may be other now. `current_index` counts from 0; None: at none of
+    them."""
 
     changed = Signal()
-    num_found = 0
-    at: int | None = None
+    num_matches = 0
+    current_index: int | None = None
 
     def find(self, wanted: QRegularExpression | None) -> None:
         """Look for a pattern from now on; None: for nothing."""
@@ -37,80 +39,80 @@ class Search(QObject):
         """Go to the next (1) or previous (-1) one, around the end."""
         raise NotImplementedError
 
-    def chosen_text(self) -> str:
+    def selected_text(self) -> str:
         """What is marked now, to be looked for."""
         raise NotImplementedError
 
-    def leave(self) -> None:
+    def focus_text(self) -> None:
         """Put the keyboard back into the text."""
         raise NotImplementedError
 
 
-class EditorSearch(Search):
+class EditorSearch(TextSearch):
     """In the text of an editor, whose selection is what is found."""
 
     def __init__(self, editor: CodeEditor) -> None:
         super().__init__(editor)
         self._editor = editor
-        self._wanted: QRegularExpression | None = None
-        self._found: list[tuple[int, int]] = []
-        editor.textChanged.connect(self._look)
+        self._pattern: QRegularExpression | None = None
+        self._matches: list[tuple[int, int]] = []
+        editor.textChanged.connect(self._search)
 
     def find(self, wanted: QRegularExpression | None) -> None:
         """The first one from the cursor on is chosen."""
-        self._wanted = wanted
-        self._look()
+        self._pattern = wanted
+        self._search()
         start = self._editor.textCursor().selectionStart()
-        if self._found:
-            self._choose(bisect_left(self._found, (start, 0)) % len(self._found))
+        if self._matches:
+            self._select(bisect_left(self._matches, (start, 0)) % len(self._matches))
 
-    def _look(self) -> None:
-        if self._wanted is None and not self._found:
+    def _search(self) -> None:
+        if self._pattern is None and not self._matches:
             return
-        self._found = []
-        matches = self._wanted.globalMatch(self._editor.toPlainText()) if self._wanted is not None else None
-        while matches is not None and matches.hasNext() and len(self._found) < MOST_FOUND:
+        self._matches = []
+        matches = self._pattern.globalMatch(self._editor.toPlainText()) if self._pattern is not None else None
+        while matches is not None and matches.hasNext() and len(self._matches) < MAX_MATCHES:
             match = matches.next()
             if match.capturedLength():
-                self._found.append((match.capturedStart(), match.capturedEnd()))
+                self._matches.append((match.capturedStart(), match.capturedEnd()))
         here = self._editor.textCursor()
         chosen = here.selectionStart(), here.selectionEnd()
-        self.num_found = len(self._found)
-        self.at = self._found.index(chosen) if chosen in self._found else None
-        self._editor.show_found(self._found)
+        self.num_matches = len(self._matches)
+        self.current_index = self._matches.index(chosen) if chosen in self._matches else None
+        self._editor.show_matches(self._matches)
         self.changed.emit()
 
     def step(self, step: int) -> None:
-        if not self._found:
+        if not self._matches:
             return
         here = self._editor.textCursor()
         if step > 0:
-            at = bisect_left(self._found, (here.selectionEnd(), 0))
+            at = bisect_left(self._matches, (here.selectionEnd(), 0))
         else:
-            at = bisect_left(self._found, (here.selectionStart(), 0)) - 1
-        self._choose(at % len(self._found))
+            at = bisect_left(self._matches, (here.selectionStart(), 0)) - 1
+        self._select(at % len(self._matches))
 
-    def _choose(self, at: int) -> None:
-        self.at = at
+    def _select(self, at: int) -> None:
+        self.current_index = at
         cursor = self._editor.textCursor()
-        cursor.setPosition(self._found[at][0])
-        cursor.setPosition(self._found[at][1], QTextCursor.MoveMode.KeepAnchor)
+        cursor.setPosition(self._matches[at][0])
+        cursor.setPosition(self._matches[at][1], QTextCursor.MoveMode.KeepAnchor)
         self._editor.setTextCursor(cursor)
         self._editor.ensureCursorVisible()
         self.changed.emit()
 
-    def chosen_text(self) -> str:
+    def selected_text(self) -> str:
         text = self._editor.textCursor().selectedText()
         return "" if "\u2029" in text else text
 
-    def leave(self) -> None:
+    def focus_text(self) -> None:
         self._editor.setFocus(Qt.FocusReason.OtherFocusReason)
 
 
 class FindBar(QWidget):
     """Hidden until `open`."""
 
-    def __init__(self, theme: Theme, search: Search) -> None:
+    def __init__(self, theme: Theme, search: TextSearch) -> None:
         super().__init__()
         self.setObjectName("findBar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
@@ -120,32 +122,39 @@ class FindBar(QWidget):
         self.input.setMinimumWidth(120)
         self.input.setMaximumWidth(260)
         self.input.setAccessibleName(tr("Find"))
-        self.input.textChanged.connect(self._look)
+        self.input.textChanged.connect(self._update_search)
         self.input.installEventFilter(self)
-        self.case = tool_button(theme, "case-sensitive", tr("Match Case (Alt+C)"), self._look)
-        self.regex = tool_button(theme, "regex", tr("Regular Expression (Alt+R)"), self._look)
-        for switch in (self.case, self.regex):
+        self.case_button = tool_button(theme, "case-sensitive", tr("Match Case (Alt+C)"), self._update_search)
+        self.regex_button = tool_button(theme, "regex", tr("Regular Expression (Alt+R)"), self._update_search)
+        for switch in (self.case_button, self.regex_button):
             switch.setCheckable(True)
-        self.count = text_label(tone="small", wrap=False)
-        self.count.setMinimumWidth(76)
+        self.count_label = text_label(tone="small", wrap=False)
+        self.count_label.setMinimumWidth(76)
         before = tr("Previous Match (Shift+Enter)")
-        self.previous = tool_button(theme, "arrow-up", before, lambda: self.step(-1))
-        self.next = tool_button(theme, "arrow-down", tr("Next Match (Enter)"), lambda: self.step(1))
+        self.previous_button = tool_button(theme, "arrow-up", before, lambda: self.step(-1))
+        self.next_button = tool_button(theme, "arrow-down", tr("Next Match (Enter)"), lambda: self.step(1))
         self.close_button = tool_button(theme, "close", tr("Close (Escape)"), self.close_bar)
-        parts = (self.case, self.regex, self.count, self.previous, self.next, self.close_button)
+        parts = (
+            self.case_button,
+            self.regex_button,
+            self.count_label,
+            self.previous_button,
+            self.next_button,
+            self.close_button,
+        )
         row(None, (self.input, 2), *parts, on=self, margins=(16, 4, 12, 4), spacing=4)
-        search.changed.connect(self._tell)
+        search.changed.connect(self._update_count)
         self.hide()
 
     def open(self) -> None:
         """Show it with the keyboard in it; what is marked in the text is looked for."""
-        chosen = self.search.chosen_text()
+        chosen = self.search.selected_text()
         with QSignalBlocker(self.input):
             self.input.setText(chosen or self.input.text())
         self.show()
         self.input.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.input.selectAll()
-        self._look()
+        self._update_search()
 
     def step(self, step: int) -> None:
         """The next or the previous one; opens the bar where nothing is looked for yet."""
@@ -157,38 +166,38 @@ class FindBar(QWidget):
     def close_bar(self) -> None:
         self.hide()
         self.search.find(None)
-        self.search.leave()
+        self.search.focus_text()
 
-    def _look(self) -> None:
-        wanted = self._pattern()
+    def _update_search(self) -> None:
+        wanted = self._make_pattern()
         is_wrong = wanted is not None and not wanted.isValid()
-        set_look(self.input, invalid="true" if is_wrong else "false")
+        set_style_properties(self.input, invalid="true" if is_wrong else "false")
         why = tr("No pattern: {why}", why=wanted.errorString()) if is_wrong and wanted else ""
         self.input.setToolTip(why)
         self.search.find(None if is_wrong else wanted)
-        self._tell()
+        self._update_count()
 
-    def _pattern(self) -> QRegularExpression | None:
+    def _make_pattern(self) -> QRegularExpression | None:
         text = self.input.text()
         if not text:
             return None
         options = QRegularExpression.PatternOption.MultilineOption
-        if not self.case.isChecked():
+        if not self.case_button.isChecked():
             options |= QRegularExpression.PatternOption.CaseInsensitiveOption
         return QRegularExpression(
-            text if self.regex.isChecked() else QRegularExpression.escape(text), options
+            text if self.regex_button.isChecked() else QRegularExpression.escape(text), options
         )
 
-    def _tell(self) -> None:
+    def _update_count(self) -> None:
         search = self.search
-        count = f"{search.num_found}{'+' if search.num_found >= MOST_FOUND else ''}"
-        at = "?" if search.at is None else str(search.at + 1)
-        words = tr("{at} of {count}", at=at, count=count) if search.num_found else tr("No results")
+        count = f"{search.num_matches}{'+' if search.num_matches >= MAX_MATCHES else ''}"
+        at = "?" if search.current_index is None else str(search.current_index + 1)
+        words = tr("{at} of {count}", at=at, count=count) if search.num_matches else tr("No results")
         if self.input.property("invalid") == "true":
             words = tr("No pattern")
-        self.count.setText(words if self.input.text() else "")
-        for button in (self.previous, self.next):
-            button.setEnabled(bool(search.num_found))
+        self.count_label.setText(words if self.input.text() else "")
+        for button in (self.previous_button, self.next_button):
+            button.setEnabled(bool(search.num_matches))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() != QEvent.Type.KeyPress or not isinstance(event, QKeyEvent):
@@ -197,7 +206,7 @@ class FindBar(QWidget):
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self.step(-1 if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else 1)
         elif alt and event.key() in (Qt.Key.Key_C, Qt.Key.Key_R):
-            (self.case if event.key() == Qt.Key.Key_C else self.regex).click()
+            (self.case_button if event.key() == Qt.Key.Key_C else self.regex_button).click()
         else:
             return False
         return True
@@ -212,74 +221,74 @@ class FindBar(QWidget):
 # What the bar looks for in the lines of the output.
 
 
-class LineSearch(Search):
+class LineSearch(TextSearch):
     """Finds lines by what they say. Lines that come while it looks are looked at once, as they come."""
 
     def __init__(self, lines: QListView, model: OutputModel) -> None:
         super().__init__(lines)
         self._list, self._model = lines, model
-        self.wanted: QRegularExpression | None = None
+        self.pattern: QRegularExpression | None = None
         self._rows: list[int] = []
-        model.rowsInserted.connect(self._came)
-        model.rowsRemoved.connect(self._went)
-        model.modelReset.connect(self._look)
-        lines.selectionModel().currentChanged.connect(lambda _new, _old: self._tell())
+        model.rowsInserted.connect(self._on_rows_inserted)
+        model.rowsRemoved.connect(self._on_rows_removed)
+        model.modelReset.connect(self._search)
+        lines.selectionModel().currentChanged.connect(lambda _new, _old: self._update_current())
 
     def find(self, wanted: QRegularExpression | None) -> None:
         """The first line from the one that is marked on is chosen; without one, the last: output is read from
         its end."""
-        self.wanted = wanted
-        self._look()
+        self.pattern = wanted
+        self._search()
         if self._rows:
             here = self._list.currentIndex().row()
             later = (row for row in self._rows if row >= here >= 0)
-            self._choose(next(later, self._rows[-1]))
+            self._select(next(later, self._rows[-1]))
 
-    def _look(self) -> None:
+    def _search(self) -> None:
         self._rows = []
-        self._add(0, self._model.rowCount() - 1)
+        self._search_rows(0, self._model.rowCount() - 1)
 
-    def _came(self, _parent: QModelIndex, first: int, last: int) -> None:
-        self._add(first, last)
+    def _on_rows_inserted(self, _parent: QModelIndex, first: int, last: int) -> None:
+        self._search_rows(first, last)
 
-    def _add(self, first: int, last: int) -> None:
-        if self.wanted is not None:
-            self._rows += [row for row in range(first, last + 1) if self._holds(row)]
-        self._tell()
+    def _search_rows(self, first: int, last: int) -> None:
+        if self.pattern is not None:
+            self._rows += [row for row in range(first, last + 1) if self._is_match(row)]
+        self._update_current()
 
-    def _holds(self, row: int) -> bool:
+    def _is_match(self, row: int) -> bool:
         line: OutputLine = self._model.index(row).data(OutputModel.LineRole)
-        return self.wanted is not None and self.wanted.match(line.text).hasMatch()
+        return self.pattern is not None and self.pattern.match(line.text).hasMatch()
 
-    def _went(self, _parent: QModelIndex, _first: int, last: int) -> None:
+    def _on_rows_removed(self, _parent: QModelIndex, _first: int, last: int) -> None:
         """The oldest lines go."""
         self._rows = [row - last - 1 for row in self._rows if row > last]
-        self._tell()
+        self._update_current()
 
     def step(self, step: int) -> None:
         if not self._rows:
             return
         here = self._list.currentIndex().row()
         if step > 0:
-            self._choose(next((row for row in self._rows if row > here), self._rows[0]))
+            self._select(next((row for row in self._rows if row > here), self._rows[0]))
         else:
-            self._choose(next((row for row in reversed(self._rows) if row < here), self._rows[-1]))
+            self._select(next((row for row in reversed(self._rows) if row < here), self._rows[-1]))
 
-    def _choose(self, row: int) -> None:
+    def _select(self, row: int) -> None:
         self._list.setCurrentIndex(self._model.index(row))
 
-    def _tell(self) -> None:
+    def _update_current(self) -> None:
         here = self._list.currentIndex().row()
         at = bisect_left(self._rows, here)
-        self.num_found = len(self._rows)
-        self.at = at if at < len(self._rows) and self._rows[at] == here else None
+        self.num_matches = len(self._rows)
+        self.current_index = at if at < len(self._rows) and self._rows[at] == here else None
         self._list.viewport().update()
         self.changed.emit()
 
-    def chosen_text(self) -> str:
+    def selected_text(self) -> str:
         return ""
 
-    def leave(self) -> None:
+    def focus_text(self) -> None:
         self._list.setFocus(Qt.FocusReason.OtherFocusReason)
 
 

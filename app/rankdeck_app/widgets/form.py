@@ -17,14 +17,14 @@ from PySide6.QtWidgets import QComboBox, QLineEdit, QSizePolicy, QWidget
 
 from rankdeck.config.catalog import OptionField
 from rankdeck_app.language import tr
-from rankdeck_app.theme import Theme, set_look
+from rankdeck_app.theme import Theme, set_style_properties
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
-from rankdeck_app.widgets.layouts import TOP, Part, column, row, text_label
-from rankdeck_app.widgets.painting import Symbol
+from rankdeck_app.widgets.layouts import TOP, LayoutPart, column, row, text_label
+from rankdeck_app.widgets.painting import IconWidget
 
-Place = tuple[str, ...]
+KeyPath = tuple[str, ...]
 _SHORT_KINDS = ("int", "float")
-LEAST_WIDTH = 36
+MIN_EDITOR_WIDTH = 36
 """Of an editor: two short ones and their labels fit a line of the narrowest side bar."""
 
 
@@ -32,7 +32,7 @@ LEAST_WIDTH = 36
 class FormRow:
     """One field. `editable` lets a choice be typed too ("module:factory"); `wide` takes a line of its own."""
 
-    place: Place
+    key_path: KeyPath
     label: str
     field: OptionField
     editable: bool = False
@@ -48,34 +48,34 @@ class FormRow:
         return self.field.kind == "bool"
 
 
-def label_of(name: str) -> str:
+def option_label(name: str) -> str:
     """'weight_decay' -> 'Weight decay'."""
     words = name.replace("_", " ")
     return words[:1].upper() + words[1:]
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as it stands in a box: 0.0003 as 0.0003, 1e-08 as 1e-08, a list with commas."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return ", ".join(shown(item) for item in value)
+        return ", ".join(format_value(item) for item in value)
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return "" if value is None else str(value)
 
 
-def read(text: str, kind: str) -> Any:
+def parse_value(text: str, kind: str) -> Any:
     """What was typed as a value of that kind; text that does not fit stays text. Nothing typed is None."""
     text = text.strip()
     if not text:
         return None
     if kind == "list":
-        return [_number(part.strip()) for part in text.split(",") if part.strip()]
-    return _number(text) if kind in ("int", "float") else text
+        return [_parse_number(part.strip()) for part in text.split(",") if part.strip()]
+    return _parse_number(text) if kind in ("int", "float") else text
 
 
-def _number(text: str) -> Any:
+def _parse_number(text: str) -> Any:
     for number in (int, float):
         try:
             return number(text.replace("_", ""))
@@ -97,10 +97,10 @@ class Field(QWidget):
         self.editor = editor
         self._hint = row.field.text
         # Two fields of a line are equally wide whatever stands in them.
-        editor.setMinimumWidth(LEAST_WIDTH)
+        editor.setMinimumWidth(MIN_EDITOR_WIDTH)
         editor.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         column(editor, on=self)
-        self._mark = Symbol(theme, "error", "errorForeground", QSize(16, 16), 14)
+        self._mark = IconWidget(theme, "error", "errorForeground", QSize(16, 16), 14)
         self._mark.setParent(self)
         self._mark.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         editor.setAccessibleName(row.label)
@@ -113,10 +113,10 @@ class Field(QWidget):
 
     def set_problem(self, message: str | None) -> None:
         """Mark the field as wrong, with the reason in its tooltip."""
-        set_look(self.editor, invalid="true" if message else "false")
+        set_style_properties(self.editor, invalid="true" if message else "false")
         self._mark.setVisible(message is not None)
         text = message or self._hint
-        dotted = ".".join(self.row.place)
+        dotted = ".".join(self.row.key_path)
         self.editor.setToolTip(f"{text}\n{dotted}" if text else dotted)
         self.editor.setAccessibleDescription(text)
 
@@ -134,20 +134,20 @@ class TextField(Field):
     """A line of text: numbers, lists, paths."""
 
     def __init__(self, row: FormRow, theme: Theme) -> None:
-        default = shown(row.field.default)
+        default = format_value(row.field.default)
         self._line = QLineEdit(placeholderText=default or (tr("auto") if row.field.optional else ""))
         super().__init__(row, theme, self._line)
-        self._line.textEdited.connect(lambda text: self.edited.emit(read(text, row.field.kind)))
+        self._line.textEdited.connect(lambda text: self.edited.emit(parse_value(text, row.field.kind)))
 
     def set_problem(self, message: str | None) -> None:
         super().set_problem(message)
         self._line.setTextMargins(0, 0, self._mark.width() if message else 0, 0)
 
     def show_value(self, value: Any) -> None:
-        if self._line.hasFocus() and read(self._line.text(), self.row.field.kind) == value:
+        if self._line.hasFocus() and parse_value(self._line.text(), self.row.field.kind) == value:
             return  # "1e-" on the way to "1e-3" is left alone
-        if self._line.text() != shown(value):
-            self._line.setText(shown(value))
+        if self._line.text() != format_value(value):
+            self._line.setText(format_value(value))
             self._line.setCursorPosition(0)
 
 
@@ -161,11 +161,11 @@ class ChoiceField(Field):
         super().__init__(row, theme, self._combo)
         self._combo.setEditable(row.editable)
         self._combo.setInsertPolicy(QComboBox.InsertPolicy.NoInsert)
-        self._nothing = tr("auto") if row.field.optional else shown(row.field.default)
+        self._unset_text = tr("auto") if row.field.optional else format_value(row.field.default)
         if row.field.optional:
-            self._combo.addItem(self._nothing, None)
+            self._combo.addItem(self._unset_text, None)
         for choice in row.field.choices:
-            self._combo.addItem(shown(choice), choice)
+            self._combo.addItem(format_value(choice), choice)
         self._combo.activated.connect(lambda _index: self.edited.emit(self._value()))
         line = self._combo.lineEdit()
         if row.editable and line is not None:
@@ -177,7 +177,7 @@ class ChoiceField(Field):
         return self._combo.itemData(index) if index >= 0 else self._combo.currentText()
 
     def show_value(self, value: Any) -> None:
-        text = self._nothing if value is None else shown(value)
+        text = self._unset_text if value is None else format_value(value)
         if self._combo.currentText() == text:
             return
         index = self._combo.findText(text)
@@ -211,7 +211,13 @@ class FormLine(QWidget):
     """`editor` has the accessible name and is marked where it is wrong; `beside` stands at its right."""
 
     def __init__(
-        self, label: str, editor: QWidget, hint: str, *beside: Part, label_width: int = 0, name: str = ""
+        self,
+        label: str,
+        editor: QWidget,
+        hint: str,
+        *beside: LayoutPart,
+        label_width: int = 0,
+        name: str = "",
     ) -> None:
         super().__init__()
         self.editor = editor
@@ -231,33 +237,33 @@ class FormLine(QWidget):
         self.problem_label.hide()
         inside = column(row((editor, 1), *beside, spacing=4), self.problem_label, spacing=3)
         row(self.label, (inside, 1), on=self, spacing=6, align=TOP)
-        self._describe()
+        self._update_tooltip()
 
     def set_problem(self, text: str | None) -> None:
         if text != self._problem:
             self._problem = text
-            set_look(self.editor, invalid="true" if text else "false")
-            self._show()
+            set_style_properties(self.editor, invalid="true" if text else "false")
+            self._update_problem()
 
     def set_warning(self, text: str | None) -> None:
         """What may be wrong; a problem hides it."""
         if text != self._warning:
             self._warning = text
-            self._show()
+            self._update_problem()
 
-    def _show(self) -> None:
+    def _update_problem(self) -> None:
         text = self._problem or self._warning or ""
         self.problem_label.setText(text)
         self.problem_label.setVisible(bool(text))
-        set_look(self.problem_label, tone="error" if self._problem else "warning")
-        self._describe()
+        set_style_properties(self.problem_label, tone="error" if self._problem else "warning")
+        self._update_tooltip()
 
     def set_hint(self, hint: str) -> None:
         if hint != self._hint:
             self._hint = hint
-            self._describe()
+            self._update_tooltip()
 
-    def _describe(self) -> None:
+    def _update_tooltip(self) -> None:
         text = "\n".join(filter(None, (self._problem or self._warning, self._hint)))
         self.editor.setToolTip(text)
         self.editor.setAccessibleDescription(text)

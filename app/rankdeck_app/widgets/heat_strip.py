@@ -21,19 +21,19 @@ from rankdeck.run.series import Curve, Series
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart
-from rankdeck_app.widgets.device_rows import DeviceRows, natural_height
+from rankdeck_app.widgets.device_rows import DeviceRows, preferred_height
 from rankdeck_app.widgets.painting import CENTER, LEFT, RIGHT, paint_outline, paint_text
-from rankdeck_app.widgets.time_words import ago_label, elapsed_label
-from rankdeck_app.widgets.tracks import image_of
+from rankdeck_app.widgets.time_text import ago_label, elapsed_label
+from rankdeck_app.widgets.tracks import make_image
 
 AXIS_HEIGHT = 16
 COLUMNS = 240
 
 
 @dataclass(frozen=True, eq=False)
-class HeatFigure:
+class HeatStripData:
     """`shares` is (devices, columns) from 0 to 1, NaN where unknown; the last column is now. `lead` is
-    shown bold. Never equal to another: every one has new readings. `began_s` is the moment of the first
+    shown bold. Never equal to another: every one has new readings. `start_s` is the moment of the first
     column where the strip does not end now; `marked_s` a moment that is marked there. `is_over`: no reading
     will come. `hosts`: of each device, in a run of several.
     """
@@ -43,7 +43,7 @@ class HeatFigure:
     values: Sequence[float | None] = ()
     span_s: float = 60.0
     lead: int | None = None
-    began_s: float | None = None
+    start_s: float | None = None
     marked_s: float | None = None
     is_over: bool = False
     hosts: Sequence[str] = ()
@@ -51,19 +51,19 @@ class HeatFigure:
     @property
     def marked_share(self) -> float | None:
         """Where the marked moment is, from 0 to 1; None where it is not seen."""
-        if self.marked_s is None or self.began_s is None:
+        if self.marked_s is None or self.start_s is None:
             return None
-        share = (self.marked_s - self.began_s) / self.span_s
+        share = (self.marked_s - self.start_s) / self.span_s
         return share if 0 <= share <= 1 else None
 
-    def moment(self, share: float) -> str:
+    def time_label(self, share: float) -> str:
         """'-30 s', 'now'; or '0:42' since the start of the run."""
-        if self.began_s is not None:
-            return elapsed_label(self.began_s + share * self.span_s, self.span_s / 2)
+        if self.start_s is not None:
+            return elapsed_label(self.start_s + share * self.span_s, self.span_s / 2)
         return ago_label(round((share - 1) * self.span_s, 1 if self.span_s < 10 else 0))
 
 
-def shares_of(
+def compute_shares(
     readings: Sequence[tuple[Curve | Series, float]], now_s: float, span_s: float, column_s: float
 ) -> NDArray[np.float32]:
     """The shares of a figure that ends now, a row for each (history, reach in seconds) of a device.
@@ -84,12 +84,12 @@ def shares_of(
     return shares
 
 
-class HeatStrip(Chart[HeatFigure]):
+class HeatStrip(Chart[HeatStripData]):
     """The strip of a run's devices, readable from 1 to 16 of them."""
 
     def __init__(self, theme: Theme) -> None:
         self._image: QImage | None = None
-        super().__init__(theme, HeatFigure(), tr("Utilisation per device"))
+        super().__init__(theme, HeatStripData(), tr("Utilisation per device"))
 
     def relayout(self) -> None:
         self._image = None
@@ -102,33 +102,35 @@ class HeatStrip(Chart[HeatFigure]):
         busy = (0xFF << 24) | (red << 16) | (green << 8) | blue
         return np.append(busy, np.uint32(self._colors.card.rgba())).astype(np.uint32)
 
-    def _painted_image(self) -> QImage | None:
-        shares = self.figure.shares
+    def _get_image(self) -> QImage | None:
+        shares = self.data.shares
         if shares is None or shares.size == 0:
             return None
         if self._image is None:
             known = np.isfinite(shares)
             levels = np.where(known, np.clip(np.nan_to_num(shares), 0, 1) * 255, 256).astype(np.intp)
-            self._image = image_of(self._color_table()[levels])
+            self._image = make_image(self._color_table()[levels])
         return self._image
 
     def sizeHint(self) -> QSize:
-        return QSize(420, max(90, natural_height(len(self.figure.labels)) + AXIS_HEIGHT))
+        return QSize(420, max(90, preferred_height(len(self.data.labels)) + AXIS_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(200, max(50, int(4.5 * len(self.figure.labels)) + AXIS_HEIGHT))
+        return QSize(200, max(50, int(4.5 * len(self.data.labels)) + AXIS_HEIGHT))
 
-    def _rows(self) -> DeviceRows:
-        labels = self.figure.labels
+    def _make_rows(self) -> DeviceRows:
+        labels = self.data.labels
         # Names of thin rows stand out above the first one.
         above = 4.0 if self.height() - AXIS_HEIGHT < 12 * max(1, len(labels)) else 0.0
         room = self.height() - AXIS_HEIGHT - above
-        hosts = self.figure.hosts
-        return DeviceRows(labels, self.width(), room, most_row=64.0, numbers=44, top=above, hosts=hosts)
+        hosts = self.data.hosts
+        return DeviceRows(
+            labels, self.width(), room, max_row_height=64.0, number_width=44, top=above, hosts=hosts
+        )
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        figure, ink = self.figure, self._colors
-        rows, image = self._rows(), self._painted_image()
+        figure, ink = self.data, self._colors
+        rows, image = self._make_rows(), self._get_image()
         gap = 2 if rows.row_height >= 8 else 1
         if image is None:
             painter.fillRect(rows.plot, ink.track)
@@ -144,7 +146,7 @@ class HeatStrip(Chart[HeatFigure]):
             value = figure.values[index] if index < len(figure.values) else None
             number = (UNKNOWN, ink.muted) if value is None else (f"{100 * value:.0f}%", ink.foreground)
             name_ink = ink.foreground if leads else ink.muted
-            rows.paint_words(painter, index, name_ink, number, bold=leads)
+            rows.paint_row_texts(painter, index, name_ink, number, bold=leads)
         strip, share = rows.plot, figure.marked_share
         around = strip.toAlignedRect().adjusted(-1, 0, 1, 0)
         paint_outline(painter, around, self._theme.color("contrastBorder"))
@@ -156,18 +158,18 @@ class HeatStrip(Chart[HeatFigure]):
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
         for share, align in ((0.0, LEFT), (0.5, CENTER), (1.0, RIGHT)):
             where = QRectF(strip.left(), strip.bottom() + 2, strip.width(), 13)
-            paint_text(painter, where, self.figure.moment(share), self._colors.axis, 10, align)
+            paint_text(painter, where, self.data.time_label(share), self._colors.axis, 10, align)
 
     def tooltip_at(self, x: float, y: float) -> str:
         """The device, the moment and the reading under a point; empty outside the strips."""
-        rows, shares = self._rows(), self.figure.shares
+        rows, shares = self._make_rows(), self.data.shares
         strip = rows.plot
         if shares is None or not strip.contains(x, y):
             return ""
-        index = min(len(self.figure.labels) - 1, int((y - strip.top()) // rows.row_height))
+        index = min(len(self.data.labels) - 1, int((y - strip.top()) // rows.row_height))
         column = min(shares.shape[1] - 1, int((x - strip.left()) / strip.width() * shares.shape[1]))
         share = float(shares[index, column])
-        device, moment = self.figure.labels[index], self.figure.moment((column + 1) / shares.shape[1])
+        device, moment = self.data.labels[index], self.data.time_label((column + 1) / shares.shape[1])
         if np.isnan(share):
             return tr("{device}, {moment}: not known", device=device, moment=moment)
         busy = 100 * share

@@ -13,11 +13,11 @@ from rankdeck.base.units import format_bytes
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
-from rankdeck_app.widgets.painting import RIGHT, paint_outline, paint_segments, paint_text, painted_width
+from rankdeck_app.widgets.painting import RIGHT, paint_outline, paint_segments, paint_text, text_width
 
-_BAR = 12.0
-_LINE = 18.0
-_TOP = _BAR + 8
+_BAR_HEIGHT = 12.0
+_LINE_HEIGHT = 18.0
+_LINES_TOP = _BAR_HEIGHT + 8
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Holder:
     note: str = ""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         return f"{self.name}  {self.note}" if self.note else self.name
 
 
 @dataclass(frozen=True)
-class HoldersFigure:
+class HolderListData:
     """`holders` add up to `total_bytes` where all of it is known; `facts` are (name, text) below them."""
 
     holders: Sequence[Holder] = ()
@@ -43,15 +43,15 @@ class HoldersFigure:
     facts: Sequence[tuple[str, str]] = ()
 
 
-class HolderList(Chart[HoldersFigure]):
+class HolderList(Chart[HolderListData]):
     """Painted; lines that have no room are counted in the last one."""
 
     def __init__(self, theme: Theme) -> None:
-        super().__init__(theme, HoldersFigure(), tr("Who holds the memory of the device"))
+        super().__init__(theme, HolderListData(), tr("Who holds the memory of the device"))
 
     def describe(self) -> str:
-        held = [f"{item.words}: {_bytes(item.num_bytes)}" for item in self.figure.holders]
-        return "; ".join([*held, *(f"{name}: {text}" for name, text in self.figure.facts)])
+        held = [f"{item.text}: {_bytes_text(item.num_bytes)}" for item in self.data.holders]
+        return "; ".join([*held, *(f"{name}: {text}" for name, text in self.data.facts)])
 
     def sizeHint(self) -> QSize:
         return QSize(260, 200)
@@ -60,30 +60,32 @@ class HolderList(Chart[HoldersFigure]):
         return QSize(180, 120)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        painter.fillRect(QRectF(0, 0, self.width(), _BAR), self._colors.track)
-        per_byte = self.width() / self.figure.total_bytes if self.figure.total_bytes else 0.0
+        painter.fillRect(QRectF(0, 0, self.width(), _BAR_HEIGHT), self._colors.track)
+        per_byte = self.width() / self.data.total_bytes if self.data.total_bytes else 0.0
         clear = QBrush(Qt.BrushStyle.NoBrush)
         segments = (
-            ((item.num_bytes or 0) * per_byte, self._brush(item.kind) or clear)
-            for item in self.figure.holders
+            ((item.num_bytes or 0) * per_byte, self._get_brush(item.kind) or clear)
+            for item in self.data.holders
         )
-        paint_segments(painter, QRectF(0, 0, self.width(), _BAR), segments, least=1.0)
-        paint_outline(painter, QRect(0, 0, self.width(), int(_BAR)), self._theme.color("contrastBorder"))
-        top = _TOP
-        for line in self._lines():
+        paint_segments(painter, QRectF(0, 0, self.width(), _BAR_HEIGHT), segments, min_width=1.0)
+        paint_outline(
+            painter, QRect(0, 0, self.width(), int(_BAR_HEIGHT)), self._theme.color("contrastBorder")
+        )
+        top = _LINES_TOP
+        for line in self._visible_lines():
             self._paint_line(painter, line, top)
-            top += _LINE
+            top += _LINE_HEIGHT
         top += 6
-        for name, text in self.figure.facts:
-            if top + _LINE <= self.height() + 1:
+        for name, text in self.data.facts:
+            if top + _LINE_HEIGHT <= self.height() + 1:
                 self._paint_fact(painter, name, text, top)
-            top += _LINE
+            top += _LINE_HEIGHT
 
-    def _lines(self) -> Sequence[Holder]:
+    def _visible_lines(self) -> Sequence[Holder]:
         """Those that there is room for, above the facts."""
-        lines, num_facts = self.figure.holders, len(self.figure.facts)
-        room = self.height() - _TOP - (_LINE * num_facts + 6 if num_facts else 0)
-        most = max(1, int(room // _LINE))
+        lines, num_facts = self.data.holders, len(self.data.facts)
+        room = self.height() - _LINES_TOP - (_LINE_HEIGHT * num_facts + 6 if num_facts else 0)
+        most = max(1, int(room // _LINE_HEIGHT))
         if len(lines) <= most:
             return lines
         rest = lines[most - 1 :]
@@ -93,33 +95,33 @@ class HolderList(Chart[HoldersFigure]):
 
     def tooltip_at(self, x: float, y: float) -> str:
         """A line in full: a command is longer than most cards are wide."""
-        lines, place = self._lines(), int((y - _TOP) // _LINE)
-        return html.escape(lines[place].words) if 0 <= place < len(lines) and lines[place].note else ""
+        lines, place = self._visible_lines(), int((y - _LINES_TOP) // _LINE_HEIGHT)
+        return html.escape(lines[place].text) if 0 <= place < len(lines) and lines[place].note else ""
 
-    def _brush(self, kind: str) -> QBrush | QColor | None:
+    def _get_brush(self, kind: str) -> QBrush | QColor | None:
         """The sign of a kind; what is free has none."""
         if kind == "driver":
             return QBrush(self._colors.muted, Qt.BrushStyle.BDiagPattern)
         return self._colors.kinds.get(kind)
 
     def _paint_line(self, painter: QPainter, item: Holder, top: float) -> None:
-        colors, box = self._colors, QRectF(0, top, self.width(), _LINE)
-        brush = self._brush(item.kind)
+        colors, box = self._colors, QRectF(0, top, self.width(), _LINE_HEIGHT)
+        brush = self._get_brush(item.kind)
         if brush is not None:
             painter.fillRect(QRectF(0, top + 4.5, 9, 9), brush)
         ink = colors.foreground if item.num_bytes is not None else colors.muted
-        held = paint_text(painter, box, _bytes(item.num_bytes), ink, 11, RIGHT, mono=True)
-        used = painted_width(painter, held) + 10
+        held = paint_text(painter, box, _bytes_text(item.num_bytes), ink, 11, RIGHT, mono=True)
+        used = text_width(painter, held) + 10
         ink = colors.muted if item.kind in ("free", "driver", "") else colors.foreground
         elide = Qt.TextElideMode.ElideRight
-        paint_text(painter, box.adjusted(15, 0, -used, 0), item.words, ink, 11, elide=elide)
+        paint_text(painter, box.adjusted(15, 0, -used, 0), item.text, ink, 11, elide=elide)
 
     def _paint_fact(self, painter: QPainter, name: str, text: str, top: float) -> None:
-        box = QRectF(0, top, self.width(), _LINE)
-        used = painted_width(painter, paint_text(painter, box, name, self._colors.axis, 11))
+        box = QRectF(0, top, self.width(), _LINE_HEIGHT)
+        used = text_width(painter, paint_text(painter, box, name, self._colors.axis, 11))
         room, elide = box.adjusted(used + 12, 0, 0, 0), Qt.TextElideMode.ElideMiddle
         paint_text(painter, room, text, self._colors.muted, 11, RIGHT, elide=elide, mono=True)
 
 
-def _bytes(num_bytes: int | None) -> str:
+def _bytes_text(num_bytes: int | None) -> str:
     return tr("not told") if num_bytes is None else format_bytes(num_bytes)

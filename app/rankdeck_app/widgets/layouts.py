@@ -33,38 +33,38 @@ from PySide6.QtWidgets import (
 from rankdeck_app.theme import Theme
 
 Margins = tuple[int, int, int, int]
-Part = QWidget | QLayout | tuple[QWidget | QLayout, int] | None
+LayoutPart = QWidget | QLayout | tuple[QWidget | QLayout, int] | None
 """A widget or layout, with its share of the room if it takes one; None is room that stays empty."""
 NO_MARGINS: Margins = (0, 0, 0, 0)
-TOP, MIDDLE, ANYWHERE = Qt.AlignmentFlag.AlignTop, Qt.AlignmentFlag.AlignVCenter, Qt.AlignmentFlag(0)
+TOP, MIDDLE, NO_ALIGNMENT = Qt.AlignmentFlag.AlignTop, Qt.AlignmentFlag.AlignVCenter, Qt.AlignmentFlag(0)
 
 
 def row(
-    *parts: Part,
+    *parts: LayoutPart,
     on: QWidget | None = None,
     margins: Margins = NO_MARGINS,
     spacing: int = -1,
-    align: Qt.AlignmentFlag = ANYWHERE,
+    align: Qt.AlignmentFlag = NO_ALIGNMENT,
 ) -> QHBoxLayout:
     """Parts beside each other, as the layout of `on` where it is given; a negative spacing is the style's."""
     layout = QHBoxLayout()
-    _fill(layout, on, parts, margins, spacing, align)
+    _add_parts(layout, on, parts, margins, spacing, align)
     return layout
 
 
 def column(
-    *parts: Part, on: QWidget | None = None, margins: Margins = NO_MARGINS, spacing: int = -1
+    *parts: LayoutPart, on: QWidget | None = None, margins: Margins = NO_MARGINS, spacing: int = -1
 ) -> QVBoxLayout:
     """Parts under each other."""
     layout = QVBoxLayout()
-    _fill(layout, on, parts, margins, spacing, ANYWHERE)
+    _add_parts(layout, on, parts, margins, spacing, NO_ALIGNMENT)
     return layout
 
 
-def _fill(
+def _add_parts(
     layout: QBoxLayout,
     on: QWidget | None,
-    parts: tuple[Part, ...],
+    parts: tuple[LayoutPart, ...],
     margins: Margins,
     spacing: int,
     align: Qt.AlignmentFlag,
@@ -80,10 +80,10 @@ def _fill(
         elif isinstance(inner, QLayout):
             layout.addLayout(inner, stretch)
         else:
-            layout.addWidget(inner, stretch, ANYWHERE if stretch else align)
+            layout.addWidget(inner, stretch, NO_ALIGNMENT if stretch else align)
 
 
-def clear(layout: QLayout) -> None:
+def clear_layout(layout: QLayout) -> None:
     """Takes everything out of a layout; its widgets are deleted soon, and not seen until then."""
     while (item := layout.takeAt(0)) is not None:
         if (widget := item.widget()) is not None:
@@ -118,7 +118,7 @@ def push_button(
     return button
 
 
-def framed(title: str) -> tuple[QFrame, QVBoxLayout]:
+def make_card_frame(title: str) -> tuple[QFrame, QVBoxLayout]:
     """A card with its heading, and the column to go on in."""
     frame = QFrame()
     frame.setProperty("kind", "card")
@@ -126,7 +126,7 @@ def framed(title: str) -> tuple[QFrame, QVBoxLayout]:
     return frame, column(heading, on=frame, margins=(16, 12, 16, 14), spacing=6)
 
 
-def scrolled(inside: QWidget, name: str) -> QScrollArea:
+def make_scroll_area(inside: QWidget, name: str) -> QScrollArea:
     """A widget that takes the width that there is, and scrolls where it is higher than its room; `name` is
     said where the keyboard scrolls it.
     """
@@ -137,15 +137,15 @@ def scrolled(inside: QWidget, name: str) -> QScrollArea:
     return area
 
 
-def reading_column(page: QWidget, max_width: int, margins: Margins, spacing: int) -> QVBoxLayout:
+def make_reading_column(page: QWidget, max_width: int, margins: Margins, spacing: int) -> QVBoxLayout:
     """The column of a page that is read: it scrolls, and is no wider than lines should be long."""
     inside = QWidget()
     inside.setMaximumWidth(max_width)
-    column(scrolled(inside, page.accessibleName()), on=page)
+    column(make_scroll_area(inside, page.accessibleName()), on=page)
     return column(on=inside, margins=margins, spacing=spacing)
 
 
-def make_in_turns(owner: QObject, parts: Iterator[object]) -> None:
+def build_incrementally(owner: QObject, parts: Iterator[object]) -> None:
     """Take one part in each turn of the event loop: what a person does meanwhile is not kept waiting."""
     turns, none_left = QTimer(owner, interval=0), object()
 
@@ -188,7 +188,7 @@ class FlowLayout(QLayout):
         return True
 
     def heightForWidth(self, width: int) -> int:
-        return self._places(width)[1]
+        return self._layout_items(width)[1]
 
     def sizeHint(self) -> QSize:
         return self.minimumSize()
@@ -201,10 +201,10 @@ class FlowLayout(QLayout):
 
     def setGeometry(self, rect: QRect) -> None:
         super().setGeometry(rect)
-        for item, place in zip(self._items, self._places(rect.width())[0], strict=True):
+        for item, place in zip(self._items, self._layout_items(rect.width())[0], strict=True):
             item.setGeometry(place.translated(rect.topLeft()))
 
-    def _places(self, width: int) -> tuple[list[QRect], int]:
+    def _layout_items(self, width: int) -> tuple[list[QRect], int]:
         """Where each item stands in that width, and the height of all."""
         places, corner, bottom = list[QRect](), QPoint(0, 0), 0
         for item in self._items:
@@ -260,8 +260,8 @@ class TextBlock(QPlainTextEdit):
 
 Paragraph = tuple[str, str]
 """Its words, and how they look: "" as text does, "apart" with more room above, "dim", or "mono"."""
-_GAP_PX, _APART_PX = 2, 6
-_SMALL = ("dim", "mono")
+_GAP_PX, _APART_GAP_PX = 2, 6
+_SMALL_STYLES = ("dim", "mono")
 
 
 class WrappedText(QTextEdit):
@@ -286,25 +286,25 @@ class WrappedText(QTextEdit):
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
         self._heights: dict[int, int] = {}
-        theme.changed.connect(self._write)
+        theme.changed.connect(self._rebuild)
 
     def set_paragraphs(self, paragraphs: Sequence[Paragraph]) -> None:
         if list(paragraphs) != self._paragraphs:
             self._paragraphs = list(paragraphs)
-            self._write()
+            self._rebuild()
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         return "\n".join(text for text, _ in self._paragraphs)
 
-    def _write(self) -> None:
+    def _rebuild(self) -> None:
         self.document().clear()
         cursor = QTextCursor(self.document())
         block = QTextBlockFormat()
         for at, (text, look) in enumerate(self._paragraphs):
-            block.setTopMargin(_APART_PX if look == "apart" else _GAP_PX)
+            block.setTopMargin(_APART_GAP_PX if look == "apart" else _GAP_PX)
             letters = QTextCharFormat()
-            letters.setFont(self._theme.font(11 if look in _SMALL else 12, mono=look == "mono"))
+            letters.setFont(self._theme.font(11 if look in _SMALL_STYLES else 12, mono=look == "mono"))
             ink = "descriptionForeground" if look == "dim" else "foreground"
             letters.setForeground(self._theme.color(ink))
             if at:

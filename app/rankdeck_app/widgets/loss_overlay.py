@@ -11,26 +11,26 @@ import numpy as np
 import pyqtgraph as pg
 
 from rankdeck.base.units import format_count
-from rankdeck.compare.bars import LABEL_HEIGHT, LABEL_WIDTH, label_heights
-from rankdeck.compare.curves import LossLine, loss_line
-from rankdeck.compare.table import letter_of
+from rankdeck.compare.bar_charts import LABEL_HEIGHT, LABEL_WIDTH, label_heights
+from rankdeck.compare.curves import LossCurve, loss_curve
+from rankdeck.compare.table import run_letter
 from rankdeck_app.language import tr
-from rankdeck_app.state.comparing import FollowedRun
+from rankdeck_app.state.run_comparison import ComparisonRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.painting import chart_font
-from rankdeck_app.widgets.plot_axes import UNITS, CountAxis, padded_range, step_up
-from rankdeck_app.widgets.run_signs import pen_of, tint_of
-from rankdeck_app.widgets.time_words import moment_label
+from rankdeck_app.widgets.plot_axes import AXIS_UNITS, CountAxis, padded_range, round_up_axis_end
+from rankdeck_app.widgets.run_markers import run_color, run_pen
+from rankdeck_app.widgets.time_text import time_label
 from rankdeck_app.widgets.zoom_plot import ZoomPlot
 
 _AVERAGE_POINTS = 240
-MOST_WITH_RAW = 3
+MAX_RUNS_WITH_RAW = 3
 """Raw losses of more runs hide their averages."""
-_ROOM_FOR_LETTERS = 1.03
+_LETTER_MARGIN = 1.03
 
 
-class _Items:
+class _RunItems:
     """What is drawn of one run."""
 
     def __init__(self, plot: LossOverlay) -> None:
@@ -42,7 +42,7 @@ class _Items:
         self.letter = plot.add_label(right=0)
         self.all = (self.raw, self.average, self.points, self.letter)
 
-    def draw(self, line: LossLine, *, with_raw: bool) -> None:
+    def draw(self, line: LossCurve, *, with_raw: bool) -> None:
         x, y = np.repeat(line.x, 2), np.empty(2 * len(line.x))
         y[0::2], y[1::2] = line.low, line.high
         self.raw.setData(*((x, y) if with_raw else ([], [])))
@@ -54,57 +54,57 @@ class LossOverlay(ZoomPlot):
     """Up to eight runs. The readout has the smoothed loss of each at the place under the pointer."""
 
     def __init__(self, theme: Theme) -> None:
-        self._place_axis = CountAxis()
-        self.by = "step"
-        super().__init__(theme, self._place_axis, tr("Training loss of the runs"))
-        self._runs: Sequence[FollowedRun] = ()
-        self._lines: list[LossLine] = []
-        self._items: list[_Items] = []
+        self._x_axis = CountAxis()
+        self.axis = "step"
+        super().__init__(theme, self._x_axis, tr("Training loss of the runs"))
+        self._runs: Sequence[ComparisonRun] = ()
+        self._lines: list[LossCurve] = []
+        self._items: list[_RunItems] = []
         self.retheme()
 
-    def set_by(self, by: str) -> None:
+    def set_axis(self, by: str) -> None:
         """Over steps, time or samples, from the beginning to the end."""
-        self.by = by
-        self._place_axis.unit = UNITS[by]
-        self._place_axis.picture = None
-        self.follow()
+        self.axis = by
+        self._x_axis.unit = AXIS_UNITS[by]
+        self._x_axis.picture = None
+        self.reset_zoom()
 
-    def set_runs(self, runs: Sequence[FollowedRun]) -> None:
+    def set_runs(self, runs: Sequence[ComparisonRun]) -> None:
         self._runs = tuple(runs)
         while len(self._items) < len(runs):
-            self._items.append(_Items(self))
+            self._items.append(_RunItems(self))
         self.retheme()
         self.request_draw(now=True)
 
     def recolor(self, colors: ChartColors) -> None:
         for place, item in enumerate(getattr(self, "_items", ())):
-            tint = tint_of(self._theme, place)
+            tint = run_color(self._theme, place)
             faint = pg.mkColor(tint)
             faint.setAlpha(60)
             item.raw.setPen(pg.mkPen(faint))
-            item.average.setPen(pen_of(self._theme, place))
+            item.average.setPen(run_pen(self._theme, place))
             item.points.setBrush(pg.mkBrush(tint))
             item.points.setPen(pg.mkPen(colors.card))
             item.letter.setColor(tint)
             item.letter.setFont(chart_font(12, bold=True))
 
     def draw(self) -> None:
-        axes = [run.axis(self.by) for run in self._runs]
+        axes = [run.axis(self.axis) for run in self._runs]
         known = [
-            axis.end for run, axis in zip(self._runs, axes, strict=True) if axis.end and len(run.fold.losses)
+            axis.end for run, axis in zip(self._runs, axes, strict=True) if axis.end and len(run.state.losses)
         ]
         for item in (part for items in self._items for part in items.all):
             item.setVisible(bool(known))
         if not known:
             self._lines = []
-            no_samples = self.by == "samples"
+            no_samples = self.axis == "samples"
             what = tr("samples are known of none of these runs") if no_samples else tr("no loss yet")
-            self.show_nothing(what if self._runs else "")
+            self.show_empty(what if self._runs else "")
             return
-        self.await_data("")
-        x = self.choose_x((0.0, _ROOM_FOR_LETTERS * step_up(max(known), max(known))))
+        self.set_empty_text("")
+        x = self.choose_x_range((0.0, _LETTER_MARGIN * round_up_axis_end(max(known), max(known))))
         self._lines = [
-            loss_line(run.fold, axis, min(_AVERAGE_POINTS * 4, self.max_points()), x)
+            loss_curve(run.state, axis, min(_AVERAGE_POINTS * 4, self.max_points()), x)
             for run, axis in zip(self._runs, axes, strict=True)
         ]
         for place, items in enumerate(self._items):
@@ -112,7 +112,7 @@ class LossOverlay(ZoomPlot):
             for item in items.all:
                 item.setVisible(line is not None and not line.is_empty)
             if line is not None:
-                items.draw(_thinned(line), with_raw=len(self._runs) <= MOST_WITH_RAW)
+                items.draw(_thin_line(line), with_raw=len(self._runs) <= MAX_RUNS_WITH_RAW)
         if (y := _y_range(self._lines)) is not None:
             self.show_ranges(x, y)
         self._place_letters()
@@ -136,45 +136,45 @@ class LossOverlay(ZoomPlot):
         heights = label_heights(ends, half, view.height() - half)
         for place, (x, _), height in zip(told, ends, heights, strict=True):
             letter = self._items[place].letter
-            letter.setText(letter_of(place))
+            letter.setText(run_letter(place))
             letter.setPos(x0 + (x + 3) / x_scale, y1 - height / y_scale)
 
-    def x_words(self, x: float) -> str:
-        if self.by == "time":
-            return moment_label(x)
+    def x_text(self, x: float) -> str:
+        if self.axis == "time":
+            return time_label(x)
         count = format_count(max(0, x))
-        return tr("sample {count}", count=count) if self.by == "samples" else tr("step {step}", step=count)
+        return tr("sample {count}", count=count) if self.axis == "samples" else tr("step {step}", step=count)
 
-    def readout(self, x: float) -> str:
+    def readout_text(self, x: float) -> str:
         parts = []
         for place, line in enumerate(self._lines):
             if not line.is_empty and line.average_x[0] <= x <= line.average_x[-1]:
-                parts.append(f"{letter_of(place)} {np.interp(x, line.average_x, line.average):.4f}")
-        return "  ".join([self.x_words(x), *parts]) if parts else ""
+                parts.append(f"{run_letter(place)} {np.interp(x, line.average_x, line.average):.4f}")
+        return "  ".join([self.x_text(x), *parts]) if parts else ""
 
     def csv_rows(self) -> list[Sequence[object]]:
         """What is drawn: the smoothed losses, and the held-out ones."""
-        rows: list[Sequence[object]] = [("run", self.by, "smoothed_loss", "held_out_loss")]
+        rows: list[Sequence[object]] = [("run", self.axis, "smoothed_loss", "held_out_loss")]
         for place, line in enumerate(self._lines):
             pairs = zip(line.average_x, line.average, strict=True)
-            rows += [(letter_of(place), f"{x:.6g}", f"{y:.6g}", "") for x, y in pairs]
+            rows += [(run_letter(place), f"{x:.6g}", f"{y:.6g}", "") for x, y in pairs]
             held = zip(line.held_out_x, line.held_out, strict=True)
-            rows += [(letter_of(place), f"{x:.6g}", "", f"{y:.6g}") for x, y in held]
+            rows += [(run_letter(place), f"{x:.6g}", "", f"{y:.6g}") for x, y in held]
         return rows
 
 
-def _thinned(line: LossLine) -> LossLine:
+def _thin_line(line: LossCurve) -> LossCurve:
     """With an average of few points: dashes on a dense line cost a second."""
     step = max(1, len(line.average_x) // _AVERAGE_POINTS)
     if step == 1:
         return line
     at = np.unique(np.append(np.arange(0, len(line.average_x), step), len(line.average_x) - 1))
-    return LossLine(
+    return LossCurve(
         line.x, line.low, line.high, line.average_x[at], line.average[at], line.held_out_x, line.held_out
     )
 
 
-def _y_range(lines: Sequence[LossLine]) -> tuple[float, float] | None:
+def _y_range(lines: Sequence[LossCurve]) -> tuple[float, float] | None:
     """What averages and held-out losses need; first steps far above the rest do not flatten the rest."""
     values = np.concatenate([part for line in lines for part in (line.average, line.held_out)])
     values = values[np.isfinite(values)]

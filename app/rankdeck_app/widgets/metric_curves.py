@@ -22,11 +22,11 @@ from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.painting import RIGHT, paint_text
 from rankdeck_app.widgets.zoom_plot import value_before
 
-LEAST_WIDTH = 150
-LEAST_HEIGHT = 66
+MIN_CURVE_WIDTH = 150
+MIN_CURVE_HEIGHT = 66
 _GAP = 12
-_HEADER = 18
-_FEW = 12
+_HEADER_HEIGHT = 18
+_MAX_DOTTED_POINTS = 12
 
 
 @dataclass(frozen=True)
@@ -41,40 +41,40 @@ class MetricCurve:
 
 
 @dataclass(frozen=True, eq=False)
-class MetricsFigure:
+class MetricCurvesData:
     """Never equal to another: the curves grow in their places."""
 
     curves: Sequence[MetricCurve] = ()
 
 
-class MetricCurves(Chart[MetricsFigure]):
-    """As many columns as there is room for; it is as high as its rows need. `chosen` carries a name, "" for
-    none.
+class MetricCurves(Chart[MetricCurvesData]):
+    """As many columns as there is room for; it is as high as its rows need. `selection_changed` carries a
+    name, "" for none.
     """
 
-    chosen = Signal(str)
+    selection_changed = Signal(str)
 
     def __init__(self, theme: Theme) -> None:
         self.selected = ""
-        super().__init__(theme, MetricsFigure(), tr("What the script logs"))
+        super().__init__(theme, MetricCurvesData(), tr("What the script logs"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def select(self, name: str) -> None:
         if name != self.selected:
             self.selected = name
-            self.chosen.emit(name)
+            self.selection_changed.emit(name)
             self.update()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         at = event.position()
         hit = (
-            curve.name for place, curve in enumerate(self.figure.curves) if self.box_of(place).contains(at)
+            curve.name for place, curve in enumerate(self.data.curves) if self.curve_rect(place).contains(at)
         )
         name = next(hit, "")
         self.select("" if name == self.selected else name)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        names = [curve.name for curve in self.figure.curves]
+        names = [curve.name for curve in self.data.curves]
         columns, key = self._num_columns(), event.key()
         steps = {
             Qt.Key.Key_Right: 1, Qt.Key.Key_Left: -1, Qt.Key.Key_Down: columns, Qt.Key.Key_Up: -columns,
@@ -88,51 +88,51 @@ class MetricCurves(Chart[MetricsFigure]):
             super().keyPressEvent(event)
 
     def describe(self) -> str:
-        return ", ".join(f"{curve.name} {value_text(curve.last)}" for curve in self.figure.curves)
+        return ", ".join(f"{curve.name} {metric_value_text(curve.last)}" for curve in self.data.curves)
 
     def sizeHint(self) -> QSize:
         return QSize(300, 150)
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(120, LEAST_HEIGHT)
+        return QSize(120, MIN_CURVE_HEIGHT)
 
     def _num_columns(self) -> int:
-        fitting = max(1, (self.width() + _GAP) // (LEAST_WIDTH + _GAP))
-        return int(max(1, min(fitting, len(self.figure.curves))))
+        fitting = max(1, (self.width() + _GAP) // (MIN_CURVE_WIDTH + _GAP))
+        return int(max(1, min(fitting, len(self.data.curves))))
 
     def relayout(self) -> None:
-        rows = math.ceil(len(self.figure.curves) / self._num_columns())
-        self.setMinimumHeight(max(1, rows) * LEAST_HEIGHT)
+        rows = math.ceil(len(self.data.curves) / self._num_columns())
+        self.setMinimumHeight(max(1, rows) * MIN_CURVE_HEIGHT)
 
-    def box_of(self, index: int) -> QRectF:
+    def curve_rect(self, index: int) -> QRectF:
         """Where a curve stands."""
         columns = self._num_columns()
-        rows = max(1, math.ceil(len(self.figure.curves) / columns))
+        rows = max(1, math.ceil(len(self.data.curves) / columns))
         width = (self.width() - 8 - _GAP * (columns - 1)) / columns
         height = self.height() / rows
         left = 4 + (index % columns) * (width + _GAP)
         return QRectF(left, (index // columns) * height, width, height - 6)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        for index, curve in enumerate(self.figure.curves):
-            box = self.box_of(index)
+        for index, curve in enumerate(self.data.curves):
+            box = self.curve_rect(index)
             if box.intersects(event.rect().toRectF()):
-                self._paint_one(painter, box, curve)
+                self._paint_metric(painter, box, curve)
 
-    def _paint_one(self, painter: QPainter, box: QRectF, curve: MetricCurve) -> None:
+    def _paint_metric(self, painter: QPainter, box: QRectF, curve: MetricCurve) -> None:
         colors = self._colors
         if curve.name == self.selected:
             painter.fillRect(box.adjusted(-4, 0, 4, 4), colors.track)
             if self.hasFocus():
                 painter.setPen(QPen(self._theme.color("focusBorder"), 1))
                 painter.drawRect(box.adjusted(-3.5, 0.5, 3.5, 3.5))
-        header = QRectF(box.left(), box.top(), box.width(), _HEADER)
-        value = value_text(curve.last)
+        header = QRectF(box.left(), box.top(), box.width(), _HEADER_HEIGHT)
+        value = metric_value_text(curve.last)
         paint_text(painter, header, value, colors.foreground, 12, RIGHT, bold=True, mono=True)
         used = painter.fontMetrics().horizontalAdvance(value) + 8
         name = header.adjusted(0, 0, -used, 0)
         paint_text(painter, name, curve.name, colors.muted, 11, elide=Qt.TextElideMode.ElideMiddle)
-        plot = box.adjusted(0, _HEADER + 2, 0, 0)
+        plot = box.adjusted(0, _HEADER_HEIGHT + 2, 0, 0)
         painter.setPen(QPen(colors.grid, 1))
         painter.drawLine(plot.bottomLeft(), plot.bottomRight())
         self._paint_curve(painter, plot.adjusted(1, 2, -2, -3), curve.curve)
@@ -155,7 +155,7 @@ class MetricCurves(Chart[MetricsFigure]):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(QPen(self._colors.loss, 1))
         painter.drawPolyline(QPolygonF(points))
-        if len(points) <= _FEW:
+        if len(points) <= _MAX_DOTTED_POINTS:
             painter.setBrush(self._colors.loss)
             for point in points:
                 painter.drawEllipse(point, 1.5, 1.5)
@@ -163,29 +163,29 @@ class MetricCurves(Chart[MetricsFigure]):
 
     def tooltip_at(self, x: float, y: float) -> str:
         """The value under the pointer, and how far all of them reach."""
-        for index, curve in enumerate(self.figure.curves):
-            box = self.box_of(index)
+        for index, curve in enumerate(self.data.curves):
+            box = self.curve_rect(index)
             if box.contains(x, y):
-                return self._tooltip_of(curve, (x - box.left()) / max(1.0, box.width()))
+                return self._curve_tooltip(curve, (x - box.left()) / max(1.0, box.width()))
         return ""
 
-    def _tooltip_of(self, curve: MetricCurve, share: float) -> str:
+    def _curve_tooltip(self, curve: MetricCurve, share: float) -> str:
         first, last = curve.curve.first_x, curve.curve.last_x
         lines = [curve.name]
         if first is not None and last is not None:
             at = float(round(first + share * (last - first)))
             bounds = value_before(curve.curve, at)
             if bounds is not None:
-                step, value = format_count(at), value_text(sum(bounds) / 2)
+                step, value = format_count(at), metric_value_text(sum(bounds) / 2)
                 lines.append(tr("step {step}: {value}", step=step, value=value))
         if curve.step is not None:
-            step, value = format_count(curve.step), value_text(curve.last)
+            step, value = format_count(curve.step), metric_value_text(curve.last)
             lines.append(tr("last: {value} at step {step}", value=value, step=step))
         lines.append(tr("Click to see it large"))
         return "\n".join([*lines, *filter(None, [curve.note])])
 
 
-def value_text(value: float | None) -> str:
+def metric_value_text(value: float | None) -> str:
     """'0.9312', '1.2e-05', '12 345': as many digits as tell something."""
     if value is None or not math.isfinite(value):
         return UNKNOWN

@@ -19,25 +19,25 @@ from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.painting import LEFT, RIGHT, chart_font, paint_text
-from rankdeck_app.widgets.time_words import ago_label
-from rankdeck_app.widgets.tracks import area_image, held, value_at
+from rankdeck_app.widgets.time_text import ago_label
+from rankdeck_app.widgets.tracks import area_image, hold_values, value_at
 
 HEADER_HEIGHT = 18
-LEAST_ROW, MOST_ROW = 15.0, 30.0
+MIN_ROW_HEIGHT, MAX_ROW_HEIGHT = 15.0, 30.0
 _GAP = 10.0
-_LEAST_CURVE = 26.0
+_MIN_CURVE_WIDTH = 26.0
 
 
 @dataclass(frozen=True)
 class MetricColumn:
     """`widest` is a text as wide as any number of the column. `weight` shares the room for curves; without
-    one the column has none. Columns of low `keep` go first where there is no room.
+    one the column has none. Columns of low `importance` go first where there is no room.
     """
 
     title: str
     widest: str
     weight: int = 0
-    keep: int = 9
+    importance: int = 9
     is_text: bool = False
     meaning: str = ""
 
@@ -52,25 +52,26 @@ class MetricCell:
     top: float = 1.0
     hold_s: float = 1.5
     tooltip: str = ""
-    in_words: Callable[[float], str] = str
+    format_value: Callable[[float], str] = str
     """A value of the curve."""
 
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A device. `is_part`: of the one above it (a MIG instance). One that `is_lost` shows its note only."""
+    """A device. `is_mig_instance`: of the one above it (a MIG instance). One that `is_lost` shows its note
+    only."""
 
     uuid: str
     label: str
     cells: Sequence[MetricCell]
     note: str = ""
-    is_part: bool = False
+    is_mig_instance: bool = False
     is_lost: bool = False
     is_lead: bool = False
 
 
 @dataclass(frozen=True, eq=False)
-class TableFigure:
+class MetricTableData:
     """All rows, and the window that curves are drawn of, in seconds. Never equal to another: the series grow
     in their places.
     """
@@ -79,29 +80,29 @@ class TableFigure:
     x_range: tuple[float, float] = (0.0, 60.0)
 
 
-class MetricTable(Chart[TableFigure]):
-    """`chosen` carries the UUID of a row, "" for none."""
+class MetricTable(Chart[MetricTableData]):
+    """`selection_changed` carries the UUID of a row, "" for none."""
 
-    chosen = Signal(str)
+    selection_changed = Signal(str)
 
     def __init__(self, theme: Theme, columns: Sequence[MetricColumn]) -> None:
         self._columns = tuple(columns)
         self.selected = ""
         self._images: dict[int, tuple[tuple[int, int], QImage]] = {}
-        self._turn = 0
-        super().__init__(theme, TableFigure(), tr("Every metric of every device"))
+        self._num_updates = 0
+        super().__init__(theme, MetricTableData(), tr("Every metric of every device"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
-    def repaint_after(self, before: TableFigure) -> None:
-        self._turn += 1
-        if _shape(before) != _shape(self.figure):
+    def repaint_changes(self, before: MetricTableData) -> None:
+        self._num_updates += 1
+        if _data_shape(before) != _data_shape(self.data):
             self._images.clear()
         self.update()
 
     def select(self, uuid: str) -> None:
         if uuid != self.selected:
             self.selected = uuid
-            self.chosen.emit(uuid)
+            self.selection_changed.emit(uuid)
             self.update()
 
     def describe(self) -> str:
@@ -109,38 +110,38 @@ class MetricTable(Chart[TableFigure]):
             pairs = zip(self._columns, row.cells, strict=True)
             return f"{row.label}: " + ", ".join(f"{column.title} {cell.text}" for column, cell in pairs)
 
-        return "; ".join(map(words, self.figure.rows))
+        return "; ".join(map(words, self.data.rows))
 
     def _retheme(self) -> None:
         self._images.clear()
         super()._retheme()
 
     def sizeHint(self) -> QSize:
-        return QSize(600, int(HEADER_HEIGHT + 24 * len(self.figure.rows)))
+        return QSize(600, int(HEADER_HEIGHT + 24 * len(self.data.rows)))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(300, int(HEADER_HEIGHT + LEAST_ROW * max(1, len(self.figure.rows))))
+        return QSize(300, int(HEADER_HEIGHT + MIN_ROW_HEIGHT * max(1, len(self.data.rows))))
 
     # Where things stand
 
     @property
     def row_height(self) -> float:
-        room = (self.height() - HEADER_HEIGHT) / max(1, len(self.figure.rows))
-        return max(LEAST_ROW, min(MOST_ROW, room))
+        room = (self.height() - HEADER_HEIGHT) / max(1, len(self.data.rows))
+        return max(MIN_ROW_HEIGHT, min(MAX_ROW_HEIGHT, room))
 
     def row_at(self, y: float) -> int | None:
         index = int((y - HEADER_HEIGHT) // self.row_height)
-        return index if y >= HEADER_HEIGHT and index < len(self.figure.rows) else None
+        return index if y >= HEADER_HEIGHT and index < len(self.data.rows) else None
 
     def _text_px(self) -> int:
         return 12 if self.row_height >= 20 else 11 if self.row_height >= 17 else 10
 
-    def places(self) -> list[tuple[int, QRectF, QRectF]]:
+    def layout_columns(self) -> list[tuple[int, QRectF, QRectF]]:
         """(column, curve, number) of the columns that have room, as boxes of the header's row."""
         px = self._text_px()
         mono, plain = QFontMetricsF(chart_font(px, mono=True)), QFontMetricsF(chart_font(px))
         names = QFontMetricsF(chart_font(px, bold=True))
-        labels = [names.horizontalAdvance(row.label) + 14 * row.is_part for row in self.figure.rows]
+        labels = [names.horizontalAdvance(row.label) + 14 * row.is_mig_instance for row in self.data.rows]
         left = max([60.0, *labels]) + 14
         title = QFontMetricsF(chart_font(10))
         widths = [
@@ -152,10 +153,10 @@ class MetricTable(Chart[TableFigure]):
         ]
         shown = list(range(len(self._columns)))
         while len(shown) > 1:
-            curves = sum(_LEAST_CURVE + 6 for index in shown if self._columns[index].weight)
+            curves = sum(_MIN_CURVE_WIDTH + 6 for index in shown if self._columns[index].weight)
             if left + sum(widths[index] + _GAP for index in shown) + curves <= self.width():
                 break
-            shown.remove(min(shown, key=lambda index: (self._columns[index].keep, -index)))
+            shown.remove(min(shown, key=lambda index: (self._columns[index].importance, -index)))
         room = self.width() - left - sum(widths[index] + _GAP for index in shown)
         weights = sum(self._columns[index].weight for index in shown) or 1
         texts = [index for index in shown if self._columns[index].is_text]
@@ -174,12 +175,12 @@ class MetricTable(Chart[TableFigure]):
     # Painting
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        places = self.places()
+        places = self.layout_columns()
         self._paint_header(painter, places)
-        for index, row in enumerate(self.figure.rows):
+        for index, row in enumerate(self.data.rows):
             top = HEADER_HEIGHT + index * self.row_height
             self._paint_row(painter, places, row, QRectF(0, top, self.width(), self.row_height))
-        if self.figure.rows:
+        if self.data.rows:
             for index, curve, _ in places:
                 self._paint_curves(painter, index, curve)
 
@@ -203,14 +204,14 @@ class MetricTable(Chart[TableFigure]):
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.drawRect(box.adjusted(0.5, 0.5, -0.5, -0.5))
         ink = colors.muted if row.is_lost else colors.lead_text if row.is_lead else colors.foreground
-        label = box.adjusted(20 if row.is_part else 6, 0, 0, 0)
-        paint_text(painter, label, row.label, ink, px, bold=not row.is_part)
+        label = box.adjusted(20 if row.is_mig_instance else 6, 0, 0, 0)
+        paint_text(painter, label, row.label, ink, px, bold=not row.is_mig_instance)
         if row.is_lost:
             room = box.translated(places[0][1].left(), 0)
-            paint_text(painter, room, row.note, colors.trouble, px)
+            paint_text(painter, room, row.note, colors.error, px)
             return
         for index, _, number in places:
-            cell, ink = row.cells[index], colors.of_tone(row.cells[index].tone)
+            cell, ink = row.cells[index], colors.tone_color(row.cells[index].tone)
             where = QRectF(number.left(), box.top(), number.width(), box.height())
             if self._columns[index].is_text:
                 if index == places[-1][0]:
@@ -228,36 +229,36 @@ class MetricTable(Chart[TableFigure]):
             return
         size = (width, height)
         kept = self._images.get(index)
-        if kept is None or kept[0] != size or index % 2 == self._turn % 2:
-            kept = self._images[index] = (size, self._curves(index, width, height))
+        if kept is None or kept[0] != size or index % 2 == self._num_updates % 2:
+            kept = self._images[index] = (size, self._make_curve_image(index, width, height))
         image = kept[1]
-        for place, row in enumerate(self.figure.rows):
+        for place, row in enumerate(self.data.rows):
             if not row.is_lost:
                 top = HEADER_HEIGHT + place * self.row_height + 2
                 box = QRectF(curve.left(), top, curve.width(), box_height)
                 painter.drawImage(box, image, QRectF(0, place * height, width, height))
 
-    def _curves(self, index: int, width: int, height: int) -> QImage:
-        x0, x1 = self.figure.x_range
-        cells = [row.cells[index] for row in self.figure.rows]
-        levels = np.stack([held(cell.curve, x0, x1, cell.hold_s, width) / cell.top for cell in cells])
-        lines, fills = zip(*(self._colors.of_curve(cell.tone) for cell in cells), strict=True)
+    def _make_curve_image(self, index: int, width: int, height: int) -> QImage:
+        x0, x1 = self.data.x_range
+        cells = [row.cells[index] for row in self.data.rows]
+        levels = np.stack([hold_values(cell.curve, x0, x1, cell.hold_s, width) / cell.top for cell in cells])
+        lines, fills = zip(*(self._colors.curve_colors(cell.tone) for cell in cells), strict=True)
         return area_image(levels, height, lines, fills, self._colors.track)
 
     # Choosing
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         index = self.row_at(event.position().y())
-        uuid = "" if index is None else self.figure.rows[index].uuid
+        uuid = "" if index is None else self.data.rows[index].uuid
         self.select("" if uuid == self.selected else uuid)
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
         index = self.row_at(event.position().y())
         if index is not None:
-            self.select(self.figure.rows[index].uuid)
+            self.select(self.data.rows[index].uuid)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        uuids = [row.uuid for row in self.figure.rows]
+        uuids = [row.uuid for row in self.data.rows]
         at = uuids.index(self.selected) if self.selected in uuids else None
         key = event.key()
         if key in (Qt.Key.Key_Up, Qt.Key.Key_Down) and uuids:
@@ -271,28 +272,30 @@ class MetricTable(Chart[TableFigure]):
 
     def tooltip_at(self, x: float, y: float) -> str:
         """What a cell means and how old it is; of the header, what the column is."""
-        for index, curve, number in self.places():
+        for index, curve, number in self.layout_columns():
             if curve.left() <= x <= number.right():
                 row = self.row_at(y)
                 column = self._columns[index]
                 if row is None:
                     return f"{column.title}: {column.meaning}" if column.meaning else column.title
-                cell = self.figure.rows[row].cells[index]
+                cell = self.data.rows[row].cells[index]
                 at = (x - curve.left()) / max(1.0, curve.width())
-                then = self._value_words(cell, at) if cell.curve is not None and at < 1 else ""
+                then = self._value_text(cell, at) if cell.curve is not None and at < 1 else ""
                 return "\n".join(filter(None, (then, cell.tooltip or column.meaning)))
         row = self.row_at(y)
-        return "" if row is None else self.figure.rows[row].note
+        return "" if row is None else self.data.rows[row].note
 
-    def _value_words(self, cell: MetricCell, share: float) -> str:
+    def _value_text(self, cell: MetricCell, share: float) -> str:
         """The value under the pointer, of a curve."""
-        x0, x1 = self.figure.x_range
+        x0, x1 = self.data.x_range
         at, within_s = x0 + share * (x1 - x0), (x1 - x0) / 100
         value = value_at(cell.curve, at, cell.hold_s, within_s)
-        return f"{ago_label(round(at - x1))}: {tr('not known') if value is None else cell.in_words(value)}"
+        return (
+            f"{ago_label(round(at - x1))}: {tr('not known') if value is None else cell.format_value(value)}"
+        )
 
 
-def _shape(figure: TableFigure) -> tuple[list[str], int]:
+def _data_shape(figure: MetricTableData) -> tuple[list[str], int]:
     """What curves that were made can be shown for: the rows, and how long the window is."""
     x0, x1 = figure.x_range
     return [row.uuid for row in figure.rows], round(x1 - x0)

@@ -1,8 +1,8 @@
 """What everything that is painted by hand is painted with: faces, one line of text, bars of segments, rows of
 lists.
 
-All text goes through `paint_text` and `paint_words` and nowhere else: so that what does not fit its place can
-be told (`watch_overflows`), instead of being cut where nobody looks.
+All text goes through `paint_text` and `paint_wrapped_text` and nowhere else: so that what does not fit its
+place can be told (`watch_overflows`), instead of being cut where nobody looks.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ class Overflow:
         return f"{self.text!r} takes {needed} in {box}"
 
 
-_watchers: list[Callable[[Overflow], object]] = []
-_readers: list[Callable[[str], object]] = []
+_overflow_callbacks: list[Callable[[Overflow], object]] = []
+_text_callbacks: list[Callable[[str], object]] = []
 
 
 @contextmanager
-def read_along(tell: Callable[[str], object]) -> Iterator[None]:
+def record_painted_text(tell: Callable[[str], object]) -> Iterator[None]:
     """Tells every text that is painted while this lasts, before it is shortened."""
-    _readers.append(tell)
+    _text_callbacks.append(tell)
     try:
         yield
     finally:
-        _readers.remove(tell)
+        _text_callbacks.remove(tell)
 
 
 @contextmanager
 def watch_overflows(tell: Callable[[Overflow], object]) -> Iterator[None]:
     """Tells of every text that does not fit while this lasts, the innermost alone; nothing is
     measured otherwise."""
-    _watchers.append(tell)
+    _overflow_callbacks.append(tell)
     try:
         yield
     finally:
-        _watchers.remove(tell)
+        _overflow_callbacks.remove(tell)
 
 
-def _measure(painter: QPainter, box: QRectF, text: str, painted: QRectF) -> None:
+def _check_overflow(painter: QPainter, box: QRectF, text: str, painted: QRectF) -> None:
     """Compares what was painted with its box, and sidewards with the widget, unless the painter clips: rows
     are scrolled up and down, and what scrolls sidewards says so by its clip. A pixel more is rounding.
     """
@@ -82,7 +82,7 @@ def _measure(painter: QPainter, box: QRectF, text: str, painted: QRectF) -> None
         shown.left() < window.left() - 1 or shown.right() > window.right() + 1
     )
     if painted.width() > box.width() + 1 or height > box.height() + 1 or is_out:
-        _watchers[-1](Overflow(text, (painted.width(), height), (box.width(), box.height())))
+        _overflow_callbacks[-1](Overflow(text, (painted.width(), height), (box.width(), box.height())))
 
 
 def paint_text(
@@ -102,38 +102,38 @@ def paint_text(
 
     `font` stands for the face that the size names: that of the widget that asks for its room by it.
     """
-    for tell in _readers:
+    for tell in _text_callbacks:
         tell(text)
     painter.setFont(font or chart_font(px, bold, mono))
     painter.setPen(ink)
     if elide != Qt.TextElideMode.ElideNone:
         text = painter.fontMetrics().elidedText(text, elide, int(box.width()))
     painter.drawText(box, align, text)
-    if _watchers:
+    if _overflow_callbacks:
         place = QRectF(box)
-        _measure(painter, place, text, painter.boundingRect(place, align.value | _ONE_LINE, text))
+        _check_overflow(painter, place, text, painter.boundingRect(place, align.value | _ONE_LINE, text))
     return text
 
 
-def paint_words(painter: QPainter, box: QRect, text: str, ink: QColor, px: int) -> None:
+def paint_wrapped_text(painter: QPainter, box: QRect, text: str, ink: QColor, px: int) -> None:
     """Text over as many lines as a box has, from its left; … where words are left out."""
-    for tell in _readers:
+    for tell in _text_callbacks:
         tell(text)
     painter.setFont(chart_font(px))
     painter.setPen(ink)
     flags = int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignVCenter)
-    shown = fitting_words(painter.fontMetrics(), text, box.width(), box.height())
+    shown = elide_wrapped_text(painter.fontMetrics(), text, box.width(), box.height())
     painter.drawText(box, flags, shown)
-    if _watchers:
-        _measure(painter, QRectF(box), shown, QRectF(painter.boundingRect(box, flags, shown)))
+    if _overflow_callbacks:
+        _check_overflow(painter, QRectF(box), shown, QRectF(painter.boundingRect(box, flags, shown)))
 
 
-def painted_width(painter: QPainter, text: str) -> int:
+def text_width(painter: QPainter, text: str) -> int:
     """The pixels that a text takes in the font that was used last."""
     return painter.fontMetrics().horizontalAdvance(text)
 
 
-def fitting_words(metrics: QFontMetrics, text: str, width: int, height: int) -> str:
+def elide_wrapped_text(metrics: QFontMetrics, text: str, width: int, height: int) -> str:
     """As many words of a text as fit a box, wrapped; … where some are left out."""
     box, flags = QRect(0, 0, width, 10_000), int(Qt.TextFlag.TextWordWrap)
 
@@ -147,7 +147,7 @@ def fitting_words(metrics: QFontMetrics, text: str, width: int, height: int) -> 
     return starts[max(0, bisect_left(starts, True, key=overflows) - 1)] if starts else text
 
 
-def dashed_line(color: QColor, pattern: Sequence[float] = (4, 3)) -> QPen:
+def dashed_pen(color: QColor, pattern: Sequence[float] = (4, 3)) -> QPen:
     """The pen of a limit: one pixel wide, with dashes and gaps as given."""
     pen = QPen(color, 1, Qt.PenStyle.CustomDashLine)
     pen.setDashPattern(list(pattern))
@@ -167,7 +167,7 @@ def paint_outline(painter: QPainter, rect: QRect, color: QColor) -> None:
             painter.fillRect(side, color)
 
 
-def paint_plate(painter: QPainter, theme: Theme, box: QRectF, radius: float, color: QColor) -> None:
+def paint_rounded_box(painter: QPainter, theme: Theme, box: QRectF, radius: float, color: QColor) -> None:
     """A rounded box; high-contrast themes have a line around it."""
     line = theme.color("contrastBorder")
     painter.setPen(line if line.alpha() else Qt.PenStyle.NoPen)
@@ -192,23 +192,23 @@ def paint_progress(painter: QPainter, theme: Theme, line: QRect, share: float, i
 
 
 def paint_segments(
-    painter: QPainter, box: QRectF, widths: Iterable[tuple[float, QBrush | QColor]], *, least: float = 0.0
+    painter: QPainter, box: QRectF, widths: Iterable[tuple[float, QBrush | QColor]], *, min_width: float = 0.0
 ) -> float:
     """Segments of a bar from the left, each as wide as given, in pixels; where the last one ends.
 
-    A pixel of gap parts them; a segment thinner than that still shows as a hair, or as `least`. None reaches
-    out of the box.
+    A pixel of gap parts them; a segment thinner than that still shows as a hair, or as `min_width`. None
+    reaches out of the box.
     """
     left = box.left()
     for width, brush in widths:
-        shown = min(max(min(width, 1.0), width - 1, least), box.right() - left)
+        shown = min(max(min(width, 1.0), width - 1, min_width), box.right() - left)
         if width > 0 and shown > 0:
             painter.fillRect(QRectF(left, box.top(), shown, box.height()), brush)
         left += width
     return left
 
 
-class Symbol(QWidget):
+class IconWidget(QWidget):
     """A codicon in a colour of the theme, in the middle of a fixed size."""
 
     def __init__(self, theme: Theme, icon: str, tone: str, size: QSize, px: int) -> None:
@@ -237,7 +237,7 @@ class ListRowDelegate(QStyledItemDelegate):
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         return QSize(180, self._height)
 
-    def chosen_ground(self, state: QStyle.StateFlag) -> str:
+    def selected_background(self, state: QStyle.StateFlag) -> str:
         """The colour id that a chosen row is filled with."""
         return "list.activeSelectionBackground"
 
@@ -245,7 +245,7 @@ class ListRowDelegate(QStyledItemDelegate):
         """Paints a row; `ink` says how a colour id is painted: where it is chosen, in one colour."""
         raise NotImplementedError
 
-    def _chosen_ink(self, _key: str) -> QColor:
+    def _selected_color(self, _key: str) -> QColor:
         return self._theme.color("list.activeSelectionForeground")
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
@@ -253,10 +253,10 @@ class ListRowDelegate(QStyledItemDelegate):
         state: QStyle.StateFlag = option.state
         chosen = bool(state & QStyle.StateFlag.State_Selected)
         if chosen:
-            painter.fillRect(rect, color(self.chosen_ground(state)))
+            painter.fillRect(rect, color(self.selected_background(state)))
             paint_outline(painter, rect, color("contrastActiveBorder"))
         elif state & QStyle.StateFlag.State_MouseOver:
             painter.fillRect(rect, color("list.hoverBackground"))
-        self.paint_row(painter, rect, index, self._chosen_ink if chosen else color)
+        self.paint_row(painter, rect, index, self._selected_color if chosen else color)
         if state & QStyle.StateFlag.State_HasFocus:
             paint_outline(painter, rect, color("focusBorder"))

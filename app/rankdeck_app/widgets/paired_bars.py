@@ -11,20 +11,20 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy
 
-from rankdeck.compare.bars import Bar, BarGroup
+from rankdeck.compare.bar_charts import Bar, BarGroup
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart, paint_tick
-from rankdeck_app.widgets.painting import paint_text, paint_track, painted_width
+from rankdeck_app.widgets.painting import paint_text, paint_track, text_width
 
-_TITLE, _ROW, _BAR = 22, 20, 12
+_TITLE_HEIGHT, _ROW_HEIGHT, _BAR_HEIGHT = 22, 20, 12
 _GAP, _GROUP_GAP = 28, 12
-_LEAST_WIDTH = 280
-_LETTER, _NUMBER = 22, 132
-_ELIDED = Qt.TextElideMode.ElideRight
+_MIN_GROUP_WIDTH = 280
+_LETTER_WIDTH, _NUMBER_WIDTH = 22, 132
+_ELIDE_MODE = Qt.TextElideMode.ElideRight
 
 
 @dataclass(frozen=True)
-class PairedFigure:
+class PairedBarsData:
     groups: tuple[BarGroup, ...] = ()
 
     @property
@@ -32,19 +32,19 @@ class PairedFigure:
         return any(bar.predicted_share is not None for group in self.groups for bar in group.bars)
 
 
-class PairedBars(Chart[PairedFigure]):
+class PairedBars(Chart[PairedBarsData]):
     """Amber is a device that stands out of its own run; a tick is what was predicted."""
 
     def __init__(self, theme: Theme, name: str) -> None:
-        super().__init__(theme, PairedFigure(), name)
+        super().__init__(theme, PairedBarsData(), name)
         policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Minimum)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
 
     def describe(self) -> str:
         return "; ".join(
-            f"{group.label}: {', '.join(f'{bar.letter} {bar.words}' for bar in group.bars)}"
-            for group in self.figure.groups
+            f"{group.label}: {', '.join(f'{bar.letter} {bar.text}' for bar in group.bars)}"
+            for group in self.data.groups
         )
 
     def hasHeightForWidth(self) -> bool:
@@ -55,21 +55,21 @@ class PairedBars(Chart[PairedFigure]):
         return round(max((box.bottom() for box in boxes), default=40.0)) + 2
 
     def sizeHint(self) -> QSize:
-        return QSize(2 * _LEAST_WIDTH, self.heightForWidth(max(_LEAST_WIDTH, self.width())))
+        return QSize(2 * _MIN_GROUP_WIDTH, self.heightForWidth(max(_MIN_GROUP_WIDTH, self.width())))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(_LEAST_WIDTH, 40)
+        return QSize(_MIN_GROUP_WIDTH, 40)
 
     def _boxes(self, width: float) -> list[QRectF]:
         """Where the groups stand."""
-        groups = self.figure.groups
-        num_columns = max(1, min(len(groups), int((width + _GAP) // (_LEAST_WIDTH + _GAP))))
+        groups = self.data.groups
+        num_columns = max(1, min(len(groups), int((width + _GAP) // (_MIN_GROUP_WIDTH + _GAP))))
         column_width = (width - _GAP * (num_columns - 1)) / num_columns
         boxes: list[QRectF] = []
         top = 0.0
         for first in range(0, len(groups), num_columns):
             together = groups[first : first + num_columns]
-            height = _TITLE + _ROW * max(len(group.bars) for group in together)
+            height = _TITLE_HEIGHT + _ROW_HEIGHT * max(len(group.bars) for group in together)
             boxes += [
                 QRectF(column * (column_width + _GAP), top, column_width, height)
                 for column in range(len(together))
@@ -78,25 +78,30 @@ class PairedBars(Chart[PairedFigure]):
         return boxes
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        for group, box in zip(self.figure.groups, self._boxes(self.width()), strict=True):
-            title = QRectF(box.left(), box.top(), box.width(), _TITLE)
-            paint_text(painter, title, group.label, self._colors.muted, 12, elide=_ELIDED)
+        for group, box in zip(self.data.groups, self._boxes(self.width()), strict=True):
+            title = QRectF(box.left(), box.top(), box.width(), _TITLE_HEIGHT)
+            paint_text(painter, title, group.label, self._colors.muted, 12, elide=_ELIDE_MODE)
             for place, bar in enumerate(group.bars):
-                row = QRectF(box.left(), box.top() + _TITLE + place * _ROW, box.width(), _ROW)
+                row = QRectF(
+                    box.left(), box.top() + _TITLE_HEIGHT + place * _ROW_HEIGHT, box.width(), _ROW_HEIGHT
+                )
                 self._paint_bar(painter, bar, row)
 
     def _paint_bar(self, painter: QPainter, bar: Bar, row: QRectF) -> None:
         colors = self._colors
         paint_text(
             painter,
-            QRectF(row.left(), row.top(), _LETTER, _ROW),
+            QRectF(row.left(), row.top(), _LETTER_WIDTH, _ROW_HEIGHT),
             bar.letter,
             colors.foreground,
             11,
             bold=True,
         )
         track = QRectF(
-            row.left() + _LETTER, row.top() + (_ROW - _BAR) / 2, row.width() - _LETTER - _NUMBER, _BAR
+            row.left() + _LETTER_WIDTH,
+            row.top() + (_ROW_HEIGHT - _BAR_HEIGHT) / 2,
+            row.width() - _LETTER_WIDTH - _NUMBER_WIDTH,
+            _BAR_HEIGHT,
         )
         paint_track(painter, self._theme, track)
         if bar.share is not None:
@@ -105,15 +110,15 @@ class PairedBars(Chart[PairedFigure]):
             painter.fillRect(filled, colors.lead if bar.is_lead else colors.rest)
         if bar.predicted_share is not None:
             paint_tick(painter, colors, track, bar.predicted_share / 100)
-        self._paint_number(painter, bar, QRectF(track.right() + 8, row.top(), _NUMBER - 8, _ROW))
+        self._paint_number(painter, bar, QRectF(track.right() + 8, row.top(), _NUMBER_WIDTH - 8, _ROW_HEIGHT))
 
     def _paint_number(self, painter: QPainter, bar: Bar, room: QRectF) -> None:
-        paint_text(painter, room, bar.words, self._ink(bar), 12, bold=bar.is_best, mono=True)
-        left = painted_width(painter, bar.words) + 8
+        paint_text(painter, room, bar.text, self._number_color(bar), 12, bold=bar.is_best, mono=True)
+        left = text_width(painter, bar.text) + 8
         beside = room.adjusted(left, 0, 0, 0)
-        paint_text(painter, beside, bar.note, self._colors.axis, 11, elide=_ELIDED)
+        paint_text(painter, beside, bar.note, self._colors.axis, 11, elide=_ELIDE_MODE)
 
-    def _ink(self, bar: Bar) -> QColor:
+    def _number_color(self, bar: Bar) -> QColor:
         if bar.is_lead:
             return self._colors.lead_text
         if bar.is_best:
@@ -121,9 +126,9 @@ class PairedBars(Chart[PairedFigure]):
         return self._colors.muted if bar.share is None else self._colors.foreground
 
     def tooltip_at(self, x: float, y: float) -> str:
-        for group, box in zip(self.figure.groups, self._boxes(self.width()), strict=True):
-            place = int((y - box.top() - _TITLE) // _ROW)
+        for group, box in zip(self.data.groups, self._boxes(self.width()), strict=True):
+            place = int((y - box.top() - _TITLE_HEIGHT) // _ROW_HEIGHT)
             if box.contains(x, y) and 0 <= place < len(group.bars):
                 bar = group.bars[place]
-                return " ".join(filter(None, (bar.letter, group.label + ":", bar.words, bar.note)))
+                return " ".join(filter(None, (bar.letter, group.label + ":", bar.text, bar.note)))
         return ""

@@ -14,27 +14,27 @@ import pyqtgraph as pg
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QPainter
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.base.units import format_count
 from rankdeck_app.language import tr
 from rankdeck_app.widgets.curve_style import SAMPLES, STEP, TIME
-from rankdeck_app.widgets.time_words import ago_label, elapsed_label
+from rankdeck_app.widgets.time_text import ago_label, elapsed_label
 
 _TIME_STEPS_S = (
     0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400,
     21600, 43200, 86400,
 )  # fmt: skip
-_LEAST_TICKS, _MOST_VALUES = 3, 8
+_MIN_TICKS, _MAX_TICKS = 3, 8
 # Half of a label: a tick that is nearer to an end is not written.
 _EDGE_PX = 16.0
-_HALF_LINE_PX, _LEAST_PITCH_PX = 7.0, 13.0
+_HALF_LINE_PX, _MIN_PITCH_PX = 7.0, 13.0
 _HALF_LABEL_PX, _LABEL_GAP_PX = 30, 6.0
-UNITS = {STEP: marked("{count} steps"), TIME: "", SAMPLES: marked("{count} samples")}
-Label = tuple[QRectF, Any, str]
+AXIS_UNITS = {STEP: tr_noop("{count} steps"), TIME: "", SAMPLES: tr_noop("{count} samples")}
+TickLabel = tuple[QRectF, Any, str]
 """Its box, how it stands in it, and its text."""
 
 
-def step_up(value: float, limit: float | None = None) -> float:
+def round_up_axis_end(value: float, limit: float | None = None) -> float:
     """The next of 8 to 16 marks per doubling at or above `value`, at most `limit`: where an axis ends."""
     if value <= 0:
         return limit or 1.0
@@ -55,17 +55,17 @@ def padded_range(low: float, high: float) -> tuple[float, float]:
     ) * quantum
 
 
-def num_inside(spacing: float, low: float, high: float, size: float) -> int:
+def count_ticks(spacing: float, low: float, high: float, size: float) -> int:
     """How many ticks are far enough from the ends of an axis of that many pixels to be written."""
     edge = (high - low) * min(0.2, _EDGE_PX / max(1.0, size))
     return max(0, math.floor((high - edge) / spacing) - math.ceil((low + edge) / spacing) + 1)
 
 
-def enough_ticks(
+def refine_spacing(
     spacing: float, low: float, high: float, size: float, finer: Callable[[float], float | None]
 ) -> float:
     """The spacing, made finer until enough ticks are in sight."""
-    while num_inside(spacing, low, high, size) < _LEAST_TICKS and (smaller := finer(spacing)) is not None:
+    while count_ticks(spacing, low, high, size) < _MIN_TICKS and (smaller := finer(spacing)) is not None:
         spacing = smaller
     return spacing
 
@@ -89,13 +89,13 @@ class _BottomAxis(pg.AxisItem):
         line, ticks, labels = specs
         room = self.mapRectFromParent(self.geometry())
         whole = [label for label in labels if label[0].left() >= room.left()]
-        return line, ticks, self._fitted(whole, room, p)
+        return line, ticks, self._fit_labels(whole, room, p)
 
-    def _fitted(self, labels: list[Label], room: QRectF, painter: QPainter) -> list[Label]:
+    def _fit_labels(self, labels: list[TickLabel], room: QRectF, painter: QPainter) -> list[TickLabel]:
         if not labels:
             return []
         *others, (box, flags, text) = labels
-        fewer = others[:-1] if self.unit and len(others) >= _LEAST_TICKS else others
+        fewer = others[:-1] if self.unit and len(others) >= _MIN_TICKS else others
         with_unit = tr(self.unit, count=text) if self.unit else text
         for before, words in ((others, with_unit), (fewer, with_unit), (others, text)):
             wide = QRectF(0, box.y(), painter.fontMetrics().horizontalAdvance(words) + 2, box.height())
@@ -117,7 +117,7 @@ class TimeAxis(_BottomAxis):
         wanted = (maxVal - minVal) / max(1.0, size / 70)
         at = next((at for at, step in enumerate(_TIME_STEPS_S) if step >= wanted), len(_TIME_STEPS_S) - 1)
         finer = dict(zip(_TIME_STEPS_S[1:], _TIME_STEPS_S[:-1], strict=True))
-        spacing = enough_ticks(_TIME_STEPS_S[at], minVal, maxVal, size, finer.get)
+        spacing = refine_spacing(_TIME_STEPS_S[at], minVal, maxVal, size, finer.get)
         return [(float(spacing), self.now_s or 0.0)]
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:  # noqa: N803
@@ -139,7 +139,7 @@ def round_up(value: float) -> float:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= value * (1 - 1e-9))
 
 
-def _next_count(spacing: float) -> float | None:
+def _finer_count(spacing: float) -> float | None:
     return None if spacing <= 1 else float(round_up(spacing / 2.6))
 
 
@@ -148,13 +148,13 @@ class CountAxis(TimeAxis):
     seconds where there is no unit.
     """
 
-    unit = UNITS[STEP]
+    unit = AXIS_UNITS[STEP]
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
         if not self.unit:
             return super().tickSpacing(minVal, maxVal, size)
         spacing = round_up(max(1.0, (maxVal - minVal) / max(1.0, size / 56)))
-        return [(enough_ticks(spacing, minVal, maxVal, size, _next_count), 0.0)]
+        return [(refine_spacing(spacing, minVal, maxVal, size, _finer_count), 0.0)]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
         if not self.unit:
@@ -205,10 +205,10 @@ class ValueAxis(pg.AxisItem):
 
         def finer(spacing: float) -> float | None:
             smaller = round_up(spacing / 2.6)
-            return smaller if size * smaller / span >= _LEAST_PITCH_PX else None
+            return smaller if size * smaller / span >= _MIN_PITCH_PX else None
 
-        spacing = round_up(span / min(_MOST_VALUES, max(2.0, size / 24)))
-        return [(enough_ticks(spacing, minVal, maxVal, size, finer), 0.0)]
+        spacing = round_up(span / min(_MAX_TICKS, max(2.0, size / 24)))
+        return [(refine_spacing(spacing, minVal, maxVal, size, finer), 0.0)]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
         if self.is_log:

@@ -21,13 +21,13 @@ from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import LEFT, RIGHT, Index, chart_font, paint_progress, paint_text
 from rankdeck_app.widgets.run_columns import COLUMNS, RunColumn
-from rankdeck_app.widgets.run_list import INDENT, fold_icon, outcome_look, step_share
+from rankdeck_app.widgets.run_list import INDENT, fold_icon, outcome_style, step_progress
 from rankdeck_app.widgets.run_table_model import RunGroup, RunTableModel
 
 ROW_HEIGHT = 28
-_PAD = 8
-FOLD_SIGN = 14
-_ELIDE = Qt.TextElideMode.ElideRight
+_PADDING = 8
+FOLD_ICON_PX = 14
+_ELIDE_MODE = Qt.TextElideMode.ElideRight
 
 
 class RunCellDelegate(QStyledItemDelegate):
@@ -36,7 +36,7 @@ class RunCellDelegate(QStyledItemDelegate):
     def __init__(self, theme: Theme, table: QTableView, runs: RunTableModel) -> None:
         super().__init__(table)
         self._theme, self._table, self._runs = theme, table, runs
-        self.hovered = -1
+        self.hovered_row = -1
         """The row under the pointer."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
@@ -50,7 +50,7 @@ class RunCellDelegate(QStyledItemDelegate):
         if is_chosen:
             active = "active" if state & QStyle.StateFlag.State_Active else "inactive"
             painter.fillRect(rect, color(f"list.{active}SelectionBackground"))
-        elif at == self.hovered:
+        elif at == self.hovered_row:
             painter.fillRect(rect, color("list.hoverBackground"))
         chosen = color("list.activeSelectionForeground")
         ink: Callable[[str], QColor] = (lambda _key: chosen) if is_chosen else color
@@ -73,7 +73,7 @@ class RunCellDelegate(QStyledItemDelegate):
         icon = "chevron-down" if group.is_open else "chevron-right"
         draw_icon(painter, icon, QRectF(4, rect.y() + 6, 16, 16), ink("icon.foreground"))
         box = QRect(24, rect.y(), self._table.viewport().width(), rect.height())
-        shown = paint_text(painter, box, group.words, ink("foreground"), 12, LEFT, bold=True)
+        shown = paint_text(painter, box, group.display_label, ink("foreground"), 12, LEFT, bold=True)
         box.setLeft(box.left() + painter.fontMetrics().horizontalAdvance(shown) + 10)
         paint_text(painter, box, str(group.count), ink("descriptionForeground"), 11)
 
@@ -86,15 +86,18 @@ class RunCellDelegate(QStyledItemDelegate):
         text: str,
         ink: Callable[[str], QColor],
     ) -> None:
-        box = rect.adjusted(_PAD, 0, -_PAD, 0)
+        box = rect.adjusted(_PADDING, 0, -_PADDING, 0)
         if column.key == "state":
-            icon, tone, _ = outcome_look(info.state)
+            icon, tone, _ = outcome_style(info.state)
             draw_icon(painter, icon, QRectF(box.x(), box.y() + 7, 14, 14), ink(tone))
             box.setLeft(box.left() + 20)
         elif column.key == "name" and info.race is not None:
-            icon = fold_icon(is_open=info.path in self._runs.unfolded)
+            icon = fold_icon(is_open=info.path in self._runs.expanded_races)
             draw_icon(
-                painter, icon, QRectF(box.x() - 4, box.y() + 7, FOLD_SIGN, FOLD_SIGN), ink("icon.foreground")
+                painter,
+                icon,
+                QRectF(box.x() - 4, box.y() + 7, FOLD_ICON_PX, FOLD_ICON_PX),
+                ink("icon.foreground"),
             )
             box.setLeft(box.left() + INDENT)
         elif column.key == "name" and info.entry_of is not None:
@@ -102,12 +105,12 @@ class RunCellDelegate(QStyledItemDelegate):
         elif column.key == "tags":
             self._paint_tags(painter, box, info.labels.tags, ink)
             return
-        elif column.key == "step" and info.is_alive and (share := step_share(info)) is not None:
+        elif column.key == "step" and info.is_alive and (share := step_progress(info)) is not None:
             line = QRect(box.x(), rect.bottom() - 4, box.width(), 2)
             paint_progress(painter, self._theme, line, share, ink("rankdeck.rest"))
         if column.key == "name":
-            text = self._runs.names.fitted(text, QFontMetricsF(chart_font(12)), box.width())
-        tone = self._tone(info, column)
+            text = self._runs.names.shorten(text, QFontMetricsF(chart_font(12)), box.width())
+        tone = self._text_tone(info, column)
         paint_text(
             painter,
             box,
@@ -116,14 +119,14 @@ class RunCellDelegate(QStyledItemDelegate):
             12 if column.key == "name" else 11,
             RIGHT if column.is_number else LEFT,
             mono=column.is_number and column.key != "began",
-            elide=_ELIDE,
+            elide=_ELIDE_MODE,
         )
 
-    def _tone(self, info: RunInfo, column: RunColumn) -> str:
+    def _text_tone(self, info: RunInfo, column: RunColumn) -> str:
         if column.key == "name":
             return "descriptionForeground" if info.labels.is_archived else "foreground"
-        if column.key == "imbalance" and info.figures is not None:
-            found = info.figures.imbalance
+        if column.key == "imbalance" and info.metrics is not None:
+            found = info.metrics.imbalance
             return "rankdeck.leadText" if found is not None and found.is_notable else "descriptionForeground"
         return (
             "foreground"
@@ -147,7 +150,9 @@ class RunCellDelegate(QStyledItemDelegate):
             painter.setBrush(self._theme.color("button.secondaryBackground"))
             painter.drawRoundedRect(pill, 4, 4)
             text = QRect(left + 6, box.y(), int(width) - 11, box.height())
-            paint_text(painter, text, tag, self._theme.color("button.secondaryForeground"), 11, elide=_ELIDE)
+            paint_text(
+                painter, text, tag, self._theme.color("button.secondaryForeground"), 11, elide=_ELIDE_MODE
+            )
             left += int(width) + 4
 
     # Renaming in place

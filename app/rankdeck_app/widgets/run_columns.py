@@ -13,37 +13,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.base.units import format_bytes, format_duration, format_loss, format_rate
 from rankdeck.run.imbalance import BALANCED
-from rankdeck.run.row import EVENTS_LOST, RunFigures, RunInfo
-from rankdeck.run.spells import lasted_s
+from rankdeck.run.row import EVENTS_LOST_TEXT, RunInfo, RunMetrics
+from rankdeck.run.run_intervals import total_duration_s
 from rankdeck_app.widgets.run_list import (
-    ago,
     devices_text,
+    format_time_ago,
     loss_text,
     outcome_text,
-    step_share,
+    step_progress,
     steps_text,
     strategy_text,
     title_text,
 )
 
-Bucket = tuple[Any, str]
+RunGroupKey = tuple[Any, str]
 """What groups are ordered by, and what a group is called."""
 
 _DAY_S = 86_400
 _MONTHS = (
-    marked("January"), marked("February"), marked("March"), marked("April"), marked("May"), marked("June"),
-    marked("July"), marked("August"), marked("September"), marked("October"), marked("November"),
-    marked("December"),
+    tr_noop("January"), tr_noop("February"), tr_noop("March"), tr_noop("April"), tr_noop("May"),
+    tr_noop("June"), tr_noop("July"), tr_noop("August"), tr_noop("September"), tr_noop("October"),
+    tr_noop("November"), tr_noop("December"),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RunColumn:
-    """`value` is what rows are sorted by, None where it is not known; `bucket` the group that a run is in,
-    by default that of its text; `buckets` all of them, where it may be in several. `is_number`: at the right,
+    """`value` is what rows are sorted by, None where it is not known; `group` the group that a run is in,
+    by default that of its text; `groups` all of them, where it may be in several. `is_number`: at the right,
     the largest first when it is sorted for the first time. `title` and `meaning` are marked.
     """
 
@@ -53,32 +53,32 @@ class RunColumn:
     """In pixels, the most for what it holds as a rule; that of the names is the least."""
     text: Callable[[RunInfo], str]
     value: Callable[[RunInfo], Any]
-    bucket: Callable[[RunInfo], Bucket] | None = None
-    buckets: Callable[[RunInfo], tuple[Bucket, ...]] | None = None
+    group: Callable[[RunInfo], RunGroupKey] | None = None
+    groups: Callable[[RunInfo], tuple[RunGroupKey, ...]] | None = None
     is_number: bool = False
     is_shown: bool | None = True
     """None: as soon as a run has something in it."""
-    is_of_now: bool = False
+    is_time_relative: bool = False
     """Whether its text is another one as time goes on."""
     meaning: str = ""
 
-    def bucket_of(self, info: RunInfo) -> Bucket | None:
+    def get_group(self, info: RunInfo) -> RunGroupKey | None:
         if self.value(info) is None:
             return None
-        if self.bucket is not None:
-            return self.bucket(info)
+        if self.group is not None:
+            return self.group(info)
         return self.value(info), self.text(info)
 
-    def buckets_of(self, info: RunInfo) -> tuple[Bucket, ...]:
+    def list_groups(self, info: RunInfo) -> tuple[RunGroupKey, ...]:
         """Every group that a run stands in; none where what they are made of is not known."""
-        if self.buckets is not None:
-            return self.buckets(info)
-        bucket = self.bucket_of(info)
+        if self.groups is not None:
+            return self.groups(info)
+        bucket = self.get_group(info)
         return () if bucket is None else (bucket,)
 
 
 def imbalance_text(info: RunInfo) -> str:
-    found = None if info.figures is None else info.figures.imbalance
+    found = None if info.metrics is None else info.metrics.imbalance
     if found is None:
         return ""
     if not found.is_notable:
@@ -86,22 +86,22 @@ def imbalance_text(info: RunInfo) -> str:
     return f"+{format_bytes(found.excess_bytes)}" if found.ratio is None else f"{found.ratio:.1f}×"
 
 
-def _lasted_s(info: RunInfo) -> float | None:
-    return lasted_s(info.spells, time.time())
+def _duration_s(info: RunInfo) -> float | None:
+    return total_duration_s(info.intervals, time.time())
 
 
-def _figure(name: str) -> Callable[[RunInfo], Any]:
-    return lambda info: getattr(info.figures or RunFigures(), name)
+def _get_metric(name: str) -> Callable[[RunInfo], Any]:
+    return lambda info: getattr(info.metrics or RunMetrics(), name)
 
 
-def _text_of(value: Callable[[RunInfo], Any], write: Callable[[Any], str]) -> Callable[[RunInfo], str]:
+def _make_text(value: Callable[[RunInfo], Any], write: Callable[[Any], str]) -> Callable[[RunInfo], str]:
     return lambda info: "" if (found := value(info)) is None else write(found)
 
 
-def _by_decade(value: Callable[[RunInfo], Any], write: Callable[[Any], str], base: int = 10) -> Any:
+def _group_by_decade(value: Callable[[RunInfo], Any], write: Callable[[Any], str], base: int = 10) -> Any:
     """Groups as '10 – 100'."""
 
-    def bucket(info: RunInfo) -> Bucket:
+    def bucket(info: RunInfo) -> RunGroupKey:
         found = value(info)
         if not math.isfinite(found) or found <= 0:
             return -math.inf, write(found)
@@ -111,56 +111,56 @@ def _by_decade(value: Callable[[RunInfo], Any], write: Callable[[Any], str], bas
     return bucket
 
 
-def _by_limits(value: Callable[[RunInfo], Any], *limits: tuple[float, str]) -> Any:
+def _group_by_limits(value: Callable[[RunInfo], Any], *limits: tuple[float, str]) -> Any:
     """The first group whose limit is above the value."""
     return lambda info: next((limit, label) for limit, label in limits if value(info) < limit)
 
 
-def _day(info: RunInfo) -> Bucket:
+def _day_group(info: RunInfo) -> RunGroupKey:
     """Today, yesterday, the last seven days, then months; the newest first."""
     then, now = time.localtime(info.started), time.localtime()
     days = (time.mktime((*now[:3], 0, 0, 0, 0, 0, -1)) - (info.started or 0.0)) / _DAY_S
-    for limit, label in _DAYS:
+    for limit, label in _DAY_GROUPS:
         if days <= limit:
             return limit, label
     month = phrase("{month} {year}", month=phrase(_MONTHS[then.tm_mon - 1]), year=then.tm_year)
     return 10_000_000 - (then.tm_year * 12 + then.tm_mon), month
 
 
-def _number(
+def _number_column(
     key: str, title: str, width: int, name: str, write: Callable[[Any], str], meaning: str, **more: Any
 ) -> RunColumn:
-    value = _figure(name)
-    more.setdefault("bucket", _by_decade(value, write))
-    text = more.pop("text", _text_of(value, write))
+    value = _get_metric(name)
+    more.setdefault("group", _group_by_decade(value, write))
+    text = more.pop("text", _make_text(value, write))
     return RunColumn(key, title, width, text, value, is_number=True, meaning=meaning, **more)
 
 
-def _percent(share: float) -> str:
+def _percent_text(share: float) -> str:
     return f"{share * 100:.0f} %"
 
 
 def _imbalance_value(info: RunInfo) -> float | None:
-    found = None if info.figures is None else info.figures.imbalance
+    found = None if info.metrics is None else info.metrics.imbalance
     if found is None:
         return None
     return found.ratio if found.ratio is not None else math.inf if found.excess_bytes else 1.0
 
 
-def _imbalance_group(info: RunInfo) -> Bucket:
+def _imbalance_group(info: RunInfo) -> RunGroupKey:
     value = _imbalance_value(info) or 1.0
-    return next((limit, label) for limit, label in _RATIOS if value <= limit)
+    return next((limit, label) for limit, label in _RATIO_GROUPS if value <= limit)
 
 
-_SHARES = ((0.25, "0 – 25 %"), (0.5, "25 – 50 %"), (0.75, "50 – 75 %"), (1.0, "75 – 100 %"))
-_RATIOS = (
+_SHARE_GROUPS = ((0.25, "0 – 25 %"), (0.5, "25 – 50 %"), (0.75, "50 – 75 %"), (1.0, "75 – 100 %"))
+_RATIO_GROUPS = (
     (1.1, phrase(BALANCED)),
     (1.5, "1.1× – 1.5×"),
     (2.0, "1.5× – 2×"),
     (4.0, "2× – 4×"),
     (math.inf, phrase("over 4×")),
 )
-_TIMES = (
+_DURATION_GROUPS = (
     (60, phrase("under a minute")),
     (600, phrase("1 – 10 minutes")),
     (3600, phrase("10 – 60 minutes")),
@@ -168,147 +168,147 @@ _TIMES = (
     (_DAY_S, phrase("6 – 24 hours")),
     (math.inf, phrase("over a day")),
 )
-_DAYS = ((0, phrase("Today")), (1, phrase("Yesterday")), (6, phrase("The last seven days")))
+_DAY_GROUPS = ((0, phrase("Today")), (1, phrase("Yesterday")), (6, phrase("The last seven days")))
 _STATES = ("running", "completed", "stopped", "failed", "lost")
 
 
 def state_text(info: RunInfo) -> str:
     """The outcome, in a word that its column has room for."""
-    return phrase("events lost") if info.state == EVENTS_LOST else outcome_text(info.state)
+    return phrase("events lost") if info.state == EVENTS_LOST_TEXT else outcome_text(info.state)
 
 
 def _state_order(info: RunInfo) -> int:
     return _STATES.index(info.outcome) if info.outcome in _STATES else len(_STATES)
 
 
-def _or_none(text: Callable[[RunInfo], str]) -> Callable[[RunInfo], Any]:
+def _sort_value(text: Callable[[RunInfo], str]) -> Callable[[RunInfo], Any]:
     return lambda info: text(info).casefold() or None
 
 
-def _tags(info: RunInfo) -> str:
+def _tags_text(info: RunInfo) -> str:
     return ", ".join(info.labels.tags)
 
 
-def _note(info: RunInfo) -> str:
+def _note_text(info: RunInfo) -> str:
     return " ".join(info.labels.note.split())
 
 
-def _devices(info: RunInfo) -> Any:
+def _devices_value(info: RunInfo) -> Any:
     return None if info.num_devices is None else (info.device_kind, info.num_devices)
 
 
-_OF_LOSS = marked("Training loss of the last step; of a race whether losses agree")
+_LOSS_MEANING = tr_noop("Training loss of the last step; of a race whether losses agree")
 
 COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "name",
-        marked("Name"),
+        tr_noop("Name"),
         104,
         title_text,
         lambda info: info.title.casefold(),
-        bucket=lambda info: (info.title[:1].casefold(), info.title[:1].upper()),
+        group=lambda info: (info.title[:1].casefold(), info.title[:1].upper()),
     ),
     RunColumn(
         "state",
-        marked("State"),
+        tr_noop("State"),
         104,
         state_text,
         _state_order,
     ),
-    RunColumn("strategy", marked("Strategy"), 100, strategy_text, _or_none(strategy_text)),
-    RunColumn("devices", marked("Devices"), 70, devices_text, _devices),
+    RunColumn("strategy", tr_noop("Strategy"), 100, strategy_text, _sort_value(strategy_text)),
+    RunColumn("devices", tr_noop("Devices"), 70, devices_text, _devices_value),
     RunColumn(
         "step",
-        marked("Step"),
+        tr_noop("Step"),
         104,
         steps_text,
         lambda info: info.step or (0 if info.steps else None),
-        bucket=lambda info: (
+        group=lambda info: (
             (math.inf, phrase("all steps done"))
-            if (step_share(info) or 0) >= 1
-            else _by_limits(step_share, *_SHARES)(info)
+            if (step_progress(info) or 0) >= 1
+            else _group_by_limits(step_progress, *_SHARE_GROUPS)(info)
             if info.steps
             else (-1, phrase("no end planned"))
         ),
         is_number=True,
-        meaning=marked("The last step that is done, of those that were planned; of a race its entries"),
+        meaning=tr_noop("The last step that is done, of those that were planned; of a race its entries"),
     ),
-    _number("loss", marked("Last loss"), 72, "loss", format_loss, _OF_LOSS, text=loss_text),
-    _number(
-        "held_out", marked("Held-out"), 70, "held_out", format_loss, marked("Loss of the latest evaluation")
+    _number_column("loss", tr_noop("Last loss"), 72, "loss", format_loss, _LOSS_MEANING, text=loss_text),
+    _number_column(
+        "held_out", tr_noop("Held-out"), 70, "held_out", format_loss, tr_noop("Loss of the latest evaluation")
     ),
-    _number(
+    _number_column(
         "peak",
-        marked("Peak"),
+        tr_noop("Peak"),
         78,
         "peak_bytes",
         format_bytes,
-        marked("Most memory that a device held in a step, of the fullest device"),
-        bucket=_by_decade(_figure("peak_bytes"), lambda size: format_bytes(size, 0), 2),
+        tr_noop("Most memory that a device held in a step, of the fullest device"),
+        group=_group_by_decade(_get_metric("peak_bytes"), lambda size: format_bytes(size, 0), 2),
     ),
     RunColumn(
         "imbalance",
-        marked("Imbalance"),
+        tr_noop("Imbalance"),
         82,
         imbalance_text,
         _imbalance_value,
-        bucket=_imbalance_group,
+        group=_imbalance_group,
         is_number=True,
-        meaning=marked("The fullest device beside the median of the others"),
+        meaning=tr_noop("The fullest device beside the median of the others"),
     ),
-    _number(
+    _number_column(
         "samples_per_s",
-        marked("Samples/s"),
+        tr_noop("Samples/s"),
         80,
         "samples_per_s",
         format_rate,
-        marked("Of all devices, after the warm-up"),
+        tr_noop("Of all devices, after the warm-up"),
     ),
-    _number(
+    _number_column(
         "bubble",
-        marked("Bubble"),
+        tr_noop("Bubble"),
         68,
         "bubble",
-        _percent,
-        marked("Share of a step in which the stages of a pipeline wait"),
-        bucket=_by_limits(_figure("bubble"), *_SHARES[:3], (math.inf, "75 – 100 %")),
+        _percent_text,
+        tr_noop("Share of a step in which the stages of a pipeline wait"),
+        group=_group_by_limits(_get_metric("bubble"), *_SHARE_GROUPS[:3], (math.inf, "75 – 100 %")),
         is_shown=False,
     ),
     RunColumn(
         "began",
-        marked("Began"),
+        tr_noop("Began"),
         108,
-        _text_of(lambda info: info.started, ago),
+        _make_text(lambda info: info.started, format_time_ago),
         lambda info: info.started,
-        bucket=_day,
+        group=_day_group,
         is_number=True,
-        is_of_now=True,
+        is_time_relative=True,
     ),
     RunColumn(
         "lasted",
-        marked("Lasted"),
+        tr_noop("Lasted"),
         78,
-        _text_of(_lasted_s, format_duration),
-        _lasted_s,
-        bucket=_by_limits(_lasted_s, *_TIMES),
+        _make_text(_duration_s, format_duration),
+        _duration_s,
+        group=_group_by_limits(_duration_s, *_DURATION_GROUPS),
         is_number=True,
-        is_of_now=True,
+        is_time_relative=True,
     ),
     RunColumn(
         "tags",
-        marked("Tags"),
+        tr_noop("Tags"),
         100,
-        _tags,
-        _or_none(_tags),
+        _tags_text,
+        _sort_value(_tags_text),
         is_shown=None,
-        buckets=lambda info: tuple((tag.casefold(), tag) for tag in info.labels.tags),
+        groups=lambda info: tuple((tag.casefold(), tag) for tag in info.labels.tags),
     ),
-    RunColumn("note", marked("Note"), 160, _note, _or_none(_note), is_shown=False),
+    RunColumn("note", tr_noop("Note"), 160, _note_text, _sort_value(_note_text), is_shown=False),
     RunColumn(
-        "folder", marked("Folder"), 240, lambda info: info.name, lambda info: info.name, is_shown=False
+        "folder", tr_noop("Folder"), 240, lambda info: info.name, lambda info: info.name, is_shown=False
     ),
 )
-BY_KEY = {column.key: column for column in COLUMNS}
-PLACES = {column.key: at for at, column in enumerate(COLUMNS)}
-OF_NOW = [at for at, column in enumerate(COLUMNS) if column.is_of_now]
-NAME = PLACES["name"]
+COLUMNS_BY_KEY = {column.key: column for column in COLUMNS}
+COLUMN_INDICES = {column.key: at for at, column in enumerate(COLUMNS)}
+TIME_COLUMNS = [at for at, column in enumerate(COLUMNS) if column.is_time_relative]
+NAME_COLUMN = COLUMN_INDICES["name"]

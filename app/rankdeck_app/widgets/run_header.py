@@ -13,101 +13,103 @@ from PySide6.QtWidgets import QHeaderView, QMenu
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import chart_font
-from rankdeck_app.widgets.run_columns import COLUMNS, NAME, PLACES
+from rankdeck_app.widgets.run_columns import COLUMN_INDICES, COLUMNS, NAME_COLUMN
 
-HEAD_HEIGHT = 28
-_LEAST_WIDTH, _MOST_WIDTH = 40, 2000
-_MOST_NAME_WIDTH = 320
+RUN_HEADER_HEIGHT = 28
+_MIN_WIDTH, _MAX_WIDTH = 40, 2000
+_MAX_NAME_WIDTH = 320
 """Longer names are cut, rather than that nothing else is seen."""
-_BESIDE_TITLE, _BESIDE_TEXT, _SIGN = 23, 18, 20
-_MOST_MEASURED = 100
+_TITLE_PADDING, _TEXT_PADDING, _ICON_WIDTH = 23, 18, 20
+_MAX_MEASURED_ROWS = 100
 """Rows that columns are fitted to at once."""
 
 
 class RunHeader(QHeaderView):
-    """`sort_asked` and `group_asked` carry a column's key ("" for no groups); `layout_changed` comes when a
-    person has changed the columns. Until one has stretched a column, they are as wide as what they hold.
-    Names take the room that others leave, and what they hold even where that is more: empty columns become
-    narrow, then the table is scrolled sidewards. Only a person makes names narrower.
+    """`sort_requested` and `group_requested` carry a column's key ("" for no groups); `layout_changed` comes
+    when a person has changed the columns. Until one has stretched a column, they are as wide as what they
+    hold. Names take the room that others leave, and what they hold even where that is more: empty columns
+    become narrow, then the table is scrolled sidewards. Only a person makes names narrower.
     """
 
-    sort_asked = Signal(str)
-    group_asked = Signal(str)
+    sort_requested = Signal(str)
+    group_requested = Signal(str)
     layout_changed = Signal()
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(Qt.Orientation.Horizontal)
         self._theme = theme
-        self._sorted: tuple[str, bool] = ("", False)
+        self._sort: tuple[str, bool] = ("", False)
         self._is_restoring = False
         self.setFont(theme.font(11))
-        self._held: dict[int, float] = {}
+        self._content_widths: dict[int, float] = {}
         """What the widest text of a column takes, in pixels; growing only."""
-        self._wanted = {at: column.is_shown for at, column in enumerate(COLUMNS)}
-        self._widths = {at: self._usual_width(at) for at in range(len(COLUMNS))}
+        self._visibility = {at: column.is_shown for at, column in enumerate(COLUMNS)}
+        self._widths = {at: self._default_width(at) for at in range(len(COLUMNS))}
         """Of those that are hidden, too."""
         self._is_stretched = self._is_name_stretched = False
-        self.setFixedHeight(HEAD_HEIGHT)
+        self.setFixedHeight(RUN_HEADER_HEIGHT)
         self.setSectionsMovable(True)
         self.setSectionsClickable(True)
         self.setHighlightSections(False)
-        self.setMinimumSectionSize(_LEAST_WIDTH)
+        self.setMinimumSectionSize(_MIN_WIDTH)
         self.setAccessibleName(tr("Columns"))
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(
-            lambda at: self.menu(self.logicalIndexAt(at)).popup(self.mapToGlobal(at))
+            lambda at: self.build_menu(self.logicalIndexAt(at)).popup(self.mapToGlobal(at))
         )
-        self.sectionClicked.connect(lambda at: self.sort_asked.emit(COLUMNS[at].key))
-        self.sectionMoved.connect(self._changed)
-        self.sectionResized.connect(self._resized)
+        self.sectionClicked.connect(lambda at: self.sort_requested.emit(COLUMNS[at].key))
+        self.sectionMoved.connect(self._on_changed)
+        self.sectionResized.connect(self._on_resized)
 
-    def _usual_width(self, at: int) -> int:
+    def _default_width(self, at: int) -> int:
         """Room for its title and the sign of what is sorted by it, however long that is said, and for what it
         holds up to what it holds as a rule.
         """
         column, title = COLUMNS[at], self.fontMetrics().horizontalAdvance(tr(COLUMNS[at].title))
-        held = math.ceil(self._held.get(at, column.width))
-        if at == NAME:
-            return min(max(column.width, held), _MOST_NAME_WIDTH)
-        return max(min(column.width, held), title + _BESIDE_TITLE)
+        held = math.ceil(self._content_widths.get(at, column.width))
+        if at == NAME_COLUMN:
+            return min(max(column.width, held), _MAX_NAME_WIDTH)
+        return max(min(column.width, held), title + _TITLE_PADDING)
 
-    def fit(self, first: int, last: int, text_at: Callable[[int, int], str]) -> None:
+    def fit_rows(self, first: int, last: int, text_at: Callable[[int, int], str]) -> None:
         """Rows are new, from the first to the last; `text_at` tells what a row says in a column."""
         for at, column in enumerate(COLUMNS):
-            rows = range(first, last + 1)[: None if column.is_shown is None else _MOST_MEASURED]
+            rows = range(first, last + 1)[: None if column.is_shown is None else _MAX_MEASURED_ROWS]
             if rows:
                 mono = column.is_number and column.key != "began"
-                advance = QFontMetricsF(chart_font(12 if at == NAME else 11, mono=mono)).horizontalAdvance
+                advance = QFontMetricsF(
+                    chart_font(12 if at == NAME_COLUMN else 11, mono=mono)
+                ).horizontalAdvance
                 widest = max(advance(text) for text in {text_at(row, at) for row in rows})
-                sign = _SIGN * (column.key in ("state", "tags"))
-                held = widest + _BESIDE_TEXT + sign if widest else 0.0
-                self._held[at] = max(held, self._held.get(at, 0.0))
+                sign = _ICON_WIDTH * (column.key in ("state", "tags"))
+                held = widest + _TEXT_PADDING + sign if widest else 0.0
+                self._content_widths[at] = max(held, self._content_widths.get(at, 0.0))
         self._fit_columns()
 
     def _fit_columns(self) -> None:
         self._is_restoring = True
         for at in range(len(COLUMNS)):
-            self.setSectionHidden(at, not self._is_on(at))
-            if not self._is_stretched and at != NAME:
-                self._widths[at] = self._usual_width(at)
-                if self._is_on(at):
+            self.setSectionHidden(at, not self._is_column_visible(at))
+            if not self._is_stretched and at != NAME_COLUMN:
+                self._widths[at] = self._default_width(at)
+                if self._is_column_visible(at):
                     self.resizeSection(at, self._widths[at])
         self._is_restoring = False
         self._fit_names()
 
-    def _is_on(self, at: int) -> bool:
-        wanted = self._wanted[at]
-        return bool(self._held.get(at)) if wanted is None else wanted
+    def _is_column_visible(self, at: int) -> bool:
+        wanted = self._visibility[at]
+        return bool(self._content_widths.get(at)) if wanted is None else wanted
 
-    def _resized(self, at: int, before: int, width: int) -> None:
+    def _on_resized(self, at: int, before: int, width: int) -> None:
         if width:
             self._widths[at] = width
         if before and width and not self._is_restoring:
             self._is_stretched = True
-            self._is_name_stretched |= at == NAME
-        self._changed()
+            self._is_name_stretched |= at == NAME_COLUMN
+        self._on_changed()
 
-    def _changed(self, *_: int) -> None:
+    def _on_changed(self, *_: int) -> None:
         if not self._is_restoring:
             self._fit_names()
             self.layout_changed.emit()
@@ -116,32 +118,32 @@ class RunHeader(QHeaderView):
         if self._is_name_stretched:
             return
         self._is_restoring = True
-        wanted = self._usual_width(NAME)
+        wanted = self._default_width(NAME_COLUMN)
         if not self._is_stretched:
-            self._make_room(wanted)
-        self.resizeSection(NAME, max(self._rest(), wanted))
+            self._shrink_empty_columns(wanted)
+        self.resizeSection(NAME_COLUMN, max(self._remaining_width(), wanted))
         self._is_restoring = False
 
-    def _rest(self) -> int:
+    def _remaining_width(self) -> int:
         """What the other columns leave of the width."""
-        return self.viewport().width() - self.length() + self.sectionSize(NAME)
+        return self.viewport().width() - self.length() + self.sectionSize(NAME_COLUMN)
 
-    def _make_room(self, wanted: int) -> None:
+    def _shrink_empty_columns(self, wanted: int) -> None:
         """Columns that hold nothing are narrow as long as names lack room."""
-        empty = [at for at, held in self._held.items() if not held and not self.isSectionHidden(at)]
+        empty = [at for at, held in self._content_widths.items() if not held and not self.isSectionHidden(at)]
         for at in empty:
-            self.resizeSection(at, self._usual_width(at))
-        for at in empty if self._rest() < wanted else ():
-            self.resizeSection(at, _LEAST_WIDTH)
-            self._widths[at] = self._usual_width(at)  # what is remembered
+            self.resizeSection(at, self._default_width(at))
+        for at in empty if self._remaining_width() < wanted else ():
+            self.resizeSection(at, _MIN_WIDTH)
+            self._widths[at] = self._default_width(at)  # what is remembered
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit_names()
 
-    def show_sort(self, key: str, *, is_descending: bool) -> None:
+    def set_sort(self, key: str, *, is_descending: bool) -> None:
         """Which column the rows are sorted by."""
-        self._sorted = key, is_descending
+        self._sort = key, is_descending
         self.viewport().update()
 
     # The column of names, which stays
@@ -151,8 +153,8 @@ class RunHeader(QHeaderView):
         """Of the names, while the table is scrolled sidewards; 0 where it is not, or another column was moved
         in front of them.
         """
-        is_frozen = self.offset() > 0 and self.logicalIndex(0) == NAME
-        return self.sectionSize(NAME) if is_frozen else 0
+        is_frozen = self.offset() > 0 and self.logicalIndex(0) == NAME_COLUMN
+        return self.sectionSize(NAME_COLUMN) if is_frozen else 0
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
@@ -160,7 +162,7 @@ class RunHeader(QHeaderView):
         if width := self.frozen_width:
             box = QRect(0, 0, width, height)
             painter.fillRect(box, self._theme.color("editor.background"))
-            self.paintSection(painter, box, NAME)
+            self.paintSection(painter, box, NAME_COLUMN)
         # One line over all of it: those of the sections have gaps on some screens, and end with the last.
         painter.fillRect(0, height - 1, self.width(), 1, self._theme.color("sideBar.border"))
         painter.end()
@@ -174,7 +176,7 @@ class RunHeader(QHeaderView):
         if not self._is_on_names(event):
             super().mouseReleaseEvent(event)
         elif event.button() == Qt.MouseButton.LeftButton:
-            self.sort_asked.emit(COLUMNS[NAME].key)
+            self.sort_requested.emit(COLUMNS[NAME_COLUMN].key)
 
     def _is_on_names(self, event: QMouseEvent) -> bool:
         return event.position().x() < self.frozen_width
@@ -183,7 +185,7 @@ class RunHeader(QHeaderView):
         painter.save()
         super().paintSection(painter, rect, at)
         painter.restore()
-        column, (key, is_descending) = COLUMNS[at], self._sorted
+        column, (key, is_descending) = COLUMNS[at], self._sort
         if column.key == key:
             text = self.fontMetrics().horizontalAdvance(tr(column.title))
             left = rect.right() - text - 21 if column.is_number else rect.left() + text + 11
@@ -193,32 +195,32 @@ class RunHeader(QHeaderView):
 
     def columns_state(self) -> list[dict[str, Any]]:
         """The columns from left to right, as JSON values."""
-        widths = self._widths if self._is_name_stretched else self._widths | {NAME: None}
+        widths = self._widths if self._is_name_stretched else self._widths | {NAME_COLUMN: None}
         state: list[dict[str, Any]] = [
-            {"key": COLUMNS[at].key, "width": widths[at], "shown": self._wanted[at]}
+            {"key": COLUMNS[at].key, "width": widths[at], "shown": self._visibility[at]}
             for at in sorted(range(len(COLUMNS)), key=self.visualIndex)
         ]
         if self._is_stretched:
-            state[self.visualIndex(NAME)]["stretched"] = True
+            state[self.visualIndex(NAME_COLUMN)]["stretched"] = True
         return state
 
     def restore(self, state: object = None) -> None:
         """As `columns_state` told; what is new is at the end, what makes no sense as on the first day."""
         told = [record for record in state if isinstance(record, dict)] if isinstance(state, list) else []
-        records = {record["key"]: record for record in told if record.get("key") in PLACES}
+        records = {record["key"]: record for record in told if record.get("key") in COLUMN_INDICES}
         self._is_restoring = True
         of_name = records.get("name", {})
         self._is_name_stretched = isinstance(of_name.get("width"), int)
         self._is_stretched = self._is_name_stretched or of_name.get("stretched") is True
-        for visual, key in enumerate([*records, *(key for key in PLACES if key not in records)]):
-            at, record = PLACES[key], records.get(key, {})
+        for visual, key in enumerate([*records, *(key for key in COLUMN_INDICES if key not in records)]):
+            at, record = COLUMN_INDICES[key], records.get(key, {})
             width, is_shown = record.get("width"), record.get("shown", COLUMNS[at].is_shown)
-            if not isinstance(width, int) or not _LEAST_WIDTH <= width <= _MOST_WIDTH:
-                width = self._usual_width(at)
+            if not isinstance(width, int) or not _MIN_WIDTH <= width <= _MAX_WIDTH:
+                width = self._default_width(at)
             self.moveSection(self.visualIndex(at), visual)
             self.setSectionHidden(at, False)
             self.resizeSection(at, width)
-            self._wanted[at] = key == "name" or is_shown
+            self._visibility[at] = key == "name" or is_shown
         self._fit_columns()
 
     def reset_columns(self) -> None:
@@ -226,21 +228,23 @@ class RunHeader(QHeaderView):
         self.layout_changed.emit()
 
     def show_column(self, at: int, shown: bool) -> None:
-        self._wanted[at] = shown
+        self._visibility[at] = shown
         self.setSectionHidden(at, not shown)
         if shown:
             self.resizeSection(at, self._widths[at])
-        self._changed()
+        self._on_changed()
 
-    def menu(self, at: int) -> QMenu:
+    def build_menu(self, at: int) -> QMenu:
         """What can be done to a column (-1: to none), and which are shown."""
         menu = QMenu(self)
         menu.aboutToHide.connect(menu.deleteLater)
         if at >= 0:
             column, title = COLUMNS[at], tr(COLUMNS[at].title)
-            menu.addAction(tr("Sort by {column}", column=title), lambda: self.sort_asked.emit(column.key))
-            menu.addAction(tr("Group by {column}", column=title), lambda: self.group_asked.emit(column.key))
-            menu.addAction(tr("No Groups"), lambda: self.group_asked.emit(""))
+            menu.addAction(tr("Sort by {column}", column=title), lambda: self.sort_requested.emit(column.key))
+            menu.addAction(
+                tr("Group by {column}", column=title), lambda: self.group_requested.emit(column.key)
+            )
+            menu.addAction(tr("No Groups"), lambda: self.group_requested.emit(""))
             if column.key != "name":
                 menu.addAction(tr("Hide {column}", column=title), lambda: self.show_column(at, False))
             menu.addSeparator()

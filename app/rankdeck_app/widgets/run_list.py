@@ -1,7 +1,8 @@
 """How a run looks in a list: outcome, title and loss on one line; strategy, state, age and steps on the next.
 
-The table of runs says more of it (run_columns.py), in the same words. What ends in `_text`, and `ago`, are
-phrases where there are words in them: rows are sorted and stand in groups alike in every language.
+The table of runs says more of it (run_columns.py), in the same words. What ends in `_text`, and
+`format_time_ago`, are phrases where there are words in them: rows are sorted and stand in groups alike in
+every language.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QStyle, QWidget
 
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.base.units import format_count, format_duration, format_loss
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.run.row import EVENTS_LOST, RunInfo
-from rankdeck.run.spells import lasted_s
-from rankdeck_app.language import spoken, tr
+from rankdeck.run.row import EVENTS_LOST_TEXT, RunInfo
+from rankdeck.run.run_intervals import total_duration_s
+from rankdeck_app.language import tr, translate
 from rankdeck_app.state.runs import RunsModel
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import (
@@ -28,7 +29,7 @@ from rankdeck_app.widgets.painting import (
     ListRowDelegate,
     paint_progress,
     paint_text,
-    painted_width,
+    text_width,
 )
 
 ROW_HEIGHT = 42
@@ -36,20 +37,24 @@ INDENT = 16
 """How much further in an entry stands than its race, and that than a run: its sign stands there."""
 
 # outcome -> icon, colour id, word
-OUTCOMES: dict[str, tuple[str, str, str]] = {
-    "running": ("pulse", "rankdeck.rest", marked("running")),
-    "completed": ("pass", "rankdeck.ok", marked("completed")),
-    EVENTS_LOST: ("warning", "editorWarning.foreground", EVENTS_LOST),
-    "failed": ("error", "errorForeground", marked("failed")),
-    "stopped": ("stop-circle", "descriptionForeground", marked("stopped")),
-    "lost": ("question", "rankdeck.leadText", marked("lost: it ended without a last word")),
-    "waiting": ("circle", "descriptionForeground", marked("waiting")),
+OUTCOME_STYLES: dict[str, tuple[str, str, str]] = {
+    "running": ("pulse", "rankdeck.rest", tr_noop("running")),
+    "completed": ("pass", "rankdeck.ok", tr_noop("completed")),
+    EVENTS_LOST_TEXT: ("warning", "editorWarning.foreground", EVENTS_LOST_TEXT),
+    "failed": ("error", "errorForeground", tr_noop("failed")),
+    "stopped": ("stop-circle", "descriptionForeground", tr_noop("stopped")),
+    "lost": ("question", "rankdeck.leadText", tr_noop("lost: it ended without a last word")),
+    "waiting": ("circle", "descriptionForeground", tr_noop("waiting")),
 }
 # verdict on the losses of a race -> word
-LOSSES = {"agrees": phrase("agree"), "expected": phrase("as expected"), "differs": phrase("differ")}
+LOSS_VERDICT_TEXTS = {
+    "agrees": phrase("agree"),
+    "expected": phrase("as expected"),
+    "differs": phrase("differ"),
+}
 _MONTHS = (
-    marked("Jan"), marked("Feb"), marked("Mar"), marked("Apr"), marked("May"), marked("Jun"),
-    marked("Jul"), marked("Aug"), marked("Sep"), marked("Oct"), marked("Nov"), marked("Dec"),
+    tr_noop("Jan"), tr_noop("Feb"), tr_noop("Mar"), tr_noop("Apr"), tr_noop("May"), tr_noop("Jun"),
+    tr_noop("Jul"), tr_noop("Aug"), tr_noop("Sep"), tr_noop("Oct"), tr_noop("Nov"), tr_noop("Dec"),
 )  # fmt: skip
 
 
@@ -63,7 +68,7 @@ OUTCOME_TONES = {
 
 
 # wrapper of a person's own script -> what there is room for
-WRAPPERS = {
+WRAPPER_LABELS = {
     "DataParallel": "DP",
     "DistributedDataParallel": "DDP",
     "FullyShardedDataParallel": "FSDP",
@@ -75,28 +80,28 @@ def fold_icon(*, is_open: bool) -> str:
     return "chevron-down" if is_open else "chevron-right"
 
 
-def outcome_look(outcome: str) -> tuple[str, str, str]:
+def outcome_style(outcome: str) -> tuple[str, str, str]:
     """Icon, colour id, words."""
-    icon, tone, words = OUTCOMES.get(outcome, ("circle", "descriptionForeground", outcome))
+    icon, tone, words = OUTCOME_STYLES.get(outcome, ("circle", "descriptionForeground", outcome))
     return icon, tone, tr(words)
 
 
 def outcome_text(outcome: str) -> str:
     """The outcome itself is its word."""
-    return phrase(outcome) if outcome in OUTCOMES else outcome
+    return phrase(outcome) if outcome in OUTCOME_STYLES else outcome
 
 
 def strategy_title(name: str) -> str:
     """Of a strategy, or of the wrapper that a script was seen to use."""
-    return spoken(_title_text(name))
+    return translate(_strategy_phrase(name))
 
 
-def _title_text(strategy: str) -> str:
+def _strategy_phrase(strategy: str) -> str:
     card = STRATEGIES.get(strategy)
-    return phrase(card.title) if card is not None else WRAPPERS.get(strategy, strategy)
+    return phrase(card.title) if card is not None else WRAPPER_LABELS.get(strategy, strategy)
 
 
-def ago(then_s: float, now_s: float | None = None) -> str:
+def format_time_ago(then_s: float, now_s: float | None = None) -> str:
     """'now', '5 min ago', '14:02', 'yesterday 14:02', '3 Jan 14:02', '3 Jan 2024'."""
     now_s = time.time() if now_s is None else now_s
     if now_s - then_s < 60:
@@ -139,7 +144,7 @@ def steps_text(info: RunInfo) -> str:
     return f"{format_count(info.step)} / {format_count(info.steps)}"
 
 
-def step_share(info: RunInfo) -> float | None:
+def step_progress(info: RunInfo) -> float | None:
     if info.race is not None:
         return info.race.num_done / info.race.num_entries if info.race.num_entries else None
     return info.step / info.steps if info.steps else None
@@ -148,18 +153,18 @@ def step_share(info: RunInfo) -> float | None:
 def strategy_text(info: RunInfo) -> str:
     """'DDP'; of a race, once two have raced, 'DDP so far', 'DDP fastest' or 'inconclusive'."""
     if info.race is None:
-        return _title_text(info.strategy)
+        return _strategy_phrase(info.strategy)
     if info.race.is_inconclusive:
         return phrase("inconclusive")
     if info.race.fastest is None or info.race.num_done < 2:
         return ""
-    strategy = _title_text(_strategy(info.race.fastest))
+    strategy = _strategy_phrase(_strategy_name(info.race.fastest))
     if info.is_alive:
         return phrase("{strategy} so far", strategy=strategy)
     return phrase("{strategy} fastest", strategy=strategy)
 
 
-def _strategy(label: str) -> str:
+def _strategy_name(label: str) -> str:
     """The strategy that a line of a plan is about."""
     return label.partition(",")[0]
 
@@ -169,10 +174,10 @@ def title_text(info: RunInfo) -> str:
     if info.entry_of is None:
         return info.title
     rest = info.title.removeprefix(info.strategy)
-    return phrase("{strategy}{options}", strategy=_title_text(info.strategy), options=rest)
+    return phrase("{strategy}{options}", strategy=_strategy_phrase(info.strategy), options=rest)
 
 
-def folder_crumbs(name: str) -> list[str]:
+def folder_breadcrumbs(name: str) -> list[str]:
     """'2026-11-24' and 'gpt-dp-3f2a' of a folder that has the day and the time before its name."""
     stamp, _, rest = name.partition("-")
     if len(stamp) != 8 or not stamp.isdigit():
@@ -182,28 +187,28 @@ def folder_crumbs(name: str) -> list[str]:
 
 def loss_text(info: RunInfo) -> str:
     if info.race is not None:
-        return LOSSES.get(info.race.losses or "", "")
-    loss = None if info.figures is None else info.figures.loss
+        return LOSS_VERDICT_TEXTS.get(info.race.losses or "", "")
+    loss = None if info.metrics is None else info.metrics.loss
     return "" if loss is None else format_loss(loss)
 
 
-def details(info: RunInfo) -> str:
+def details_text(info: RunInfo) -> str:
     """All that a line has room for: when, devices, steps, how long."""
     steps = steps_text(info)
     told = steps if info.race is not None or not steps else phrase("step {steps}", steps=steps)
-    parts = ["" if info.started is None else ago(info.started), devices_text(info), told]
-    if not info.is_alive and (lasted := lasted_s(info.spells, time.time())) is not None:
+    parts = ["" if info.started is None else format_time_ago(info.started), devices_text(info), told]
+    if not info.is_alive and (lasted := total_duration_s(info.intervals, time.time())) is not None:
         parts.append(format_duration(lasted))
-    return " · ".join(spoken(part) for part in parts if part)
+    return " · ".join(translate(part) for part in parts if part)
 
 
-def state_and_age(info: RunInfo) -> str:
+def state_and_age_text(info: RunInfo) -> str:
     """'DDP · stopped · 5 min ago', of a race 'DDP fastest · 14:02'; what went as it should needs no word for
     it."""
     state = "" if info.state == "completed" else outcome_text(info.state)
-    age = "" if info.started is None else ago(info.started)
+    age = "" if info.started is None else format_time_ago(info.started)
     use = strategy_text(info) if info.entry_of is None else devices_text(info)
-    return " · ".join(spoken(part) for part in (use, state, age) if part)
+    return " · ".join(translate(part) for part in (use, state, age) if part)
 
 
 class RunDelegate(ListRowDelegate):
@@ -213,29 +218,29 @@ class RunDelegate(ListRowDelegate):
 
     def __init__(self, theme: Theme, parent: QWidget, unfolded: Container[Path]) -> None:
         super().__init__(theme, parent, ROW_HEIGHT)
-        self._unfolded = unfolded
+        self._expanded = unfolded
 
-    def chosen_ground(self, state: QStyle.StateFlag) -> str:
+    def selected_background(self, state: QStyle.StateFlag) -> str:
         active = "active" if state & QStyle.StateFlag.State_Active else "inactive"
         return f"list.{active}SelectionBackground"
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         info: RunInfo = index.data(RunsModel.InfoRole)
         if info.race is not None:
-            sign = fold_icon(is_open=info.path in self._unfolded)
+            sign = fold_icon(is_open=info.path in self._expanded)
             draw_icon(painter, sign, QRectF(rect.x() + 9, rect.y() + 6, 13, 13), ink("icon.foreground"))
             rect = rect.adjusted(INDENT, 0, 0, 0)
         elif info.entry_of is not None:
             rect = rect.adjusted(2 * INDENT, 0, 0, 0)
-        icon, tone, _ = outcome_look(info.state)
+        icon, tone, _ = outcome_style(info.state)
         draw_icon(painter, icon, QRectF(rect.x() + 12, rect.y() + 5, 16, 16), ink(tone))
         room = QRect(rect.x() + 36, rect.y() + 3, rect.width() - 49, 20)
-        title, loss = spoken(title_text(info)), spoken(loss_text(info))
+        title, loss = translate(title_text(info)), translate(loss_text(info))
         self._paint_line(painter, room, title, loss, ink, ink("foreground"), 12)
         below = QRect(room.x(), rect.y() + 21, room.width(), 17)
         dim = ink("descriptionForeground")
-        self._paint_line(painter, below, state_and_age(info), spoken(steps_text(info)), ink, dim, 11)
-        share = step_share(info)
+        self._paint_line(painter, below, state_and_age_text(info), translate(steps_text(info)), ink, dim, 11)
+        share = step_progress(info)
         if info.is_alive and share is not None:
             line = QRect(room.x(), rect.bottom() - 2, room.width(), 2)
             paint_progress(painter, self._theme, line, share, ink("rankdeck.rest"))
@@ -252,7 +257,7 @@ class RunDelegate(ListRowDelegate):
     ) -> None:
         """A number at the right, and before it what there is room for."""
         paint_text(painter, room, right, ink("descriptionForeground"), 11, RIGHT, mono=True)
-        used = painted_width(painter, right) + 10 if right else 0
+        used = text_width(painter, right) + 10 if right else 0
         box = room.adjusted(0, 0, -round(used), 0)
         paint_text(
             painter, box, left, tone, px, elide=Qt.TextElideMode.ElideMiddle

@@ -24,31 +24,32 @@ from rankdeck.run.row import RunInfo
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.run_cells import ROW_HEIGHT, RunCellDelegate
-from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, NAME
+from rankdeck_app.widgets.run_columns import COLUMNS, COLUMNS_BY_KEY, NAME_COLUMN
 from rankdeck_app.widgets.run_header import RunHeader
 from rankdeck_app.widgets.run_list import INDENT
 from rankdeck_app.widgets.run_table_model import RunGroup, RunTableModel, row_key
 
 
 class RunTable(QTableView):
-    """`opened` carries a RunInfo (Enter, double click), `looked_at` one that was clicked, `chosen_changed`
-    comes when other runs are chosen; `menu_asked` a place on the screen; `layout_changed` when columns moved.
+    """`opened` carries a RunInfo (Enter, double click), `preview_requested` one that was clicked,
+    `selection_changed` comes when other runs are chosen; `menu_requested` a place on the screen;
+    `layout_changed` when columns moved.
     """
 
     opened = Signal(object)
-    looked_at = Signal(object)
-    chosen_changed = Signal()
+    preview_requested = Signal(object)
+    selection_changed = Signal()
     focus_changed = Signal()
-    menu_asked = Signal(object)
+    menu_requested = Signal(object)
     layout_changed = Signal()
 
     def __init__(self, theme: Theme, runs: RunTableModel) -> None:
         super().__init__()
         self.runs = runs
         self._theme = theme
-        self._chosen: list[Path] = []
-        self._current: object = None
-        self._top: Path | None = None
+        self._selected_paths: list[Path] = []
+        self._current_key: object = None
+        self._top_path: Path | None = None
         self._is_restoring = False
         self.header = RunHeader(theme)
         self.setHorizontalHeader(self.header)
@@ -72,16 +73,16 @@ class RunTable(QTableView):
         self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         self.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
         self.header.restore()
-        self.header.sort_asked.connect(self.sort_by)
-        self.header.group_asked.connect(self.group_by)
+        self.header.sort_requested.connect(self.sort_by)
+        self.header.group_requested.connect(self.group_by)
         self.header.layout_changed.connect(self.layout_changed)
-        self.show_sort()
+        self.update_sort()
         self.customContextMenuRequested.connect(
-            lambda at: self.menu_asked.emit(self.viewport().mapToGlobal(at))
+            lambda at: self.menu_requested.emit(self.viewport().mapToGlobal(at))
         )
-        runs.modelAboutToBeReset.connect(self._remember)
-        runs.arranged.connect(self._bring_back)
-        runs.arranged.connect(self._fit_columns)
+        runs.modelAboutToBeReset.connect(self._save_selection)
+        runs.rows_changed.connect(self._restore_selection)
+        runs.rows_changed.connect(self._fit_columns)
         runs.dataChanged.connect(lambda first, last: self._fit_columns(first.row(), last.row()))
         self._fit_columns()
         # Names and the heads of groups stay where they are: what was painted cannot be moved sidewards.
@@ -93,30 +94,30 @@ class RunTable(QTableView):
 
     def _fit_columns(self, first: int = 0, last: int | None = None) -> None:
         """To rows that are new, to all of them where none are named."""
-        self.header.fit(first, len(self.runs.rows) - 1 if last is None else last, self.runs.text_at)
+        self.header.fit_rows(first, len(self.runs.rows) - 1 if last is None else last, self.runs.text_at)
 
     def sort_by(self, key: str) -> None:
         """Sort by a column; the other way round if it is sorted by already."""
-        now, column = self.runs.arrangement, BY_KEY[key]
+        now, column = self.runs.arrangement, COLUMNS_BY_KEY[key]
         turned = not now.is_descending if now.sort == key else column.is_number
         self.runs.arrange(replace(now, sort=key, is_descending=turned))
-        self.show_sort()
+        self.update_sort()
         self.layout_changed.emit()
 
-    def show_sort(self) -> None:
+    def update_sort(self) -> None:
         now = self.runs.arrangement
-        self.header.show_sort(now.sort, is_descending=now.is_descending)
+        self.header.set_sort(now.sort, is_descending=now.is_descending)
 
     def group_by(self, key: str) -> None:
         """Put the runs into groups; "" for none."""
-        self.runs.arrange(replace(self.runs.arrangement, group=key, closed=frozenset()))
+        self.runs.arrange(replace(self.runs.arrangement, group=key, collapsed=frozenset()))
         self.layout_changed.emit()
 
     # What is chosen
 
     def selected_runs(self) -> list[RunInfo]:
         """The runs that are chosen, from top to bottom."""
-        chosen = sorted(index.row() for index in self.selectionModel().selectedRows(NAME))
+        chosen = sorted(index.row() for index in self.selectionModel().selectedRows(NAME_COLUMN))
         runs = [row for at in chosen if isinstance(row := self.runs.rows[at], RunInfo)]
         return list({info.path: info for info in runs}.values())  # one may stand in several groups
 
@@ -127,37 +128,37 @@ class RunTable(QTableView):
     def selectionChanged(self, selected: QItemSelection, deselected: QItemSelection) -> None:
         super().selectionChanged(selected, deselected)
         if not self._is_restoring:
-            self.chosen_changed.emit()
+            self.selection_changed.emit()
 
-    def _remember(self) -> None:
-        self._chosen = [info.path for info in self.selected_runs()]
+    def _save_selection(self) -> None:
+        self._selected_paths = [info.path for info in self.selected_runs()]
         current = self._row_at(self.currentIndex().row())
-        self._current = None if current is None else row_key(current)
+        self._current_key = None if current is None else row_key(current)
         top = self.rowAt(0)
         row = self.runs.rows[top] if top > 0 else None
-        self._top = row.path if isinstance(row, RunInfo) else None
+        self._top_path = row.path if isinstance(row, RunInfo) else None
 
-    def _bring_back(self) -> None:
+    def _restore_selection(self) -> None:
         """Choose the same runs again, where they are now."""
         self._is_restoring = True
         places = {row_key(row): at for at, row in enumerate(self.runs.rows)}
-        if self._current in places:
-            index = self.runs.index(places[self._current], NAME)
+        if self._current_key in places:
+            index = self.runs.index(places[self._current_key], NAME_COLUMN)
             self.selectionModel().setCurrentIndex(index, QItemSelectionModel.SelectionFlag.NoUpdate)
         selection = QItemSelection()
-        for row in sorted(places[path] for path in self._chosen if path in places):
+        for row in sorted(places[path] for path in self._selected_paths if path in places):
             selection.select(self.runs.index(row, 0), self.runs.index(row, len(COLUMNS) - 1))
         self.selectionModel().select(selection, QItemSelectionModel.SelectionFlag.ClearAndSelect)
-        if self._top in places:
-            self.verticalScrollBar().setValue(places[self._top] * ROW_HEIGHT)
+        if self._top_path in places:
+            self.verticalScrollBar().setValue(places[self._top_path] * ROW_HEIGHT)
         self._is_restoring = False
-        self.chosen_changed.emit()
+        self.selection_changed.emit()
 
-    def choose(self, path: Path) -> None:
+    def select_run(self, path: Path) -> None:
         """Make a run the chosen one, and show it."""
-        at = self.runs.row_of(path)
+        at = self.runs.find_row(path)
         if at is not None:
-            self.setCurrentIndex(self.runs.index(at, NAME))
+            self.setCurrentIndex(self.runs.index(at, NAME_COLUMN))
             self.scrollTo(self.currentIndex())
 
     # Hands
@@ -166,32 +167,32 @@ class RunTable(QTableView):
         """Let the person write another name into the current row."""
         current = self.current_run()
         if current is not None and current.entry_of is None:
-            index = self.runs.index(self.currentIndex().row(), NAME)
+            index = self.runs.index(self.currentIndex().row(), NAME_COLUMN)
             self.setCurrentIndex(index)
             self.scrollTo(index)
             self.edit(index)
 
-    def fold(self, label: str, is_open: bool) -> None:
+    def set_group_open(self, label: str, is_open: bool) -> None:
         now = self.runs.arrangement
-        closed = now.closed - {label} if is_open else now.closed | {str(label)}
-        self.runs.arrange(replace(now, closed=closed))
+        closed = now.collapsed - {label} if is_open else now.collapsed | {str(label)}
+        self.runs.arrange(replace(now, collapsed=closed))
         self.layout_changed.emit()
 
-    def _unfold(self, race: RunInfo, is_open: bool) -> None:
-        self.runs.unfold(race.path, is_open=is_open)
+    def _set_race_open(self, race: RunInfo, is_open: bool) -> None:
+        self.runs.set_expanded(race.path, is_open=is_open)
 
-    def _folds(self, row: RunInfo | RunGroup | None, key: Qt.Key) -> bool:
+    def _handle_fold_key(self, row: RunInfo | RunGroup | None, key: Qt.Key) -> bool:
         """Whether a key folds or unfolds a race; Left in one of its entries goes to it."""
         if not isinstance(row, RunInfo) or key not in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             return False
         if row.race is not None:
-            self._unfold(row, key == Qt.Key.Key_Right)
+            self._set_race_open(row, key == Qt.Key.Key_Right)
         elif row.entry_of is not None and key == Qt.Key.Key_Left:
-            self.choose(row.entry_of)
+            self.select_run(row.entry_of)
         return row.race is not None or row.entry_of is not None
 
-    def _is_on_sign(self, row: RunInfo | RunGroup | None, x: float) -> bool:
-        left = 0 if self.header.frozen_width else self.columnViewportPosition(NAME)
+    def _is_on_fold_icon(self, row: RunInfo | RunGroup | None, x: float) -> bool:
+        left = 0 if self.header.frozen_width else self.columnViewportPosition(NAME_COLUMN)
         return isinstance(row, RunInfo) and row.race is not None and left <= x < left + INDENT + 6
 
     def _row_at(self, at: int) -> RunInfo | RunGroup | None:
@@ -214,7 +215,7 @@ class RunTable(QTableView):
         for at in range(first, (last if last >= 0 else len(self.runs.rows) - 1) + 1):
             option.rect = QRect(0, self.rowViewportPosition(at), width, ROW_HEIGHT)
             painter.fillRect(option.rect, self._theme.color("editor.background"))
-            index = self.runs.index(at, NAME)
+            index = self.runs.index(at, NAME_COLUMN)
             option.state = QStyle.StateFlag.State_Enabled
             if self.selectionModel().isSelected(index):
                 option.state |= QStyle.StateFlag.State_Selected
@@ -230,19 +231,19 @@ class RunTable(QTableView):
         if self.state() == QAbstractItemView.State.EditingState and not self.hasFocus():
             super().keyPressEvent(event)  # of the field in which a name is written
         elif isinstance(row, RunGroup) and (is_enter or key in (Qt.Key.Key_Left, Qt.Key.Key_Right)):
-            self.fold(row.label, not row.is_open if is_enter else key == Qt.Key.Key_Right)
-        elif self._folds(row, key):
+            self.set_group_open(row.label, not row.is_open if is_enter else key == Qt.Key.Key_Right)
+        elif self._handle_fold_key(row, key):
             pass
         elif isinstance(row, RunInfo) and is_enter:
             self.opened.emit(row)
         elif isinstance(row, RunInfo) and key == Qt.Key.Key_Space:
-            self.looked_at.emit(row)
+            self.preview_requested.emit(row)
         elif key in (Qt.Key.Key_Home, Qt.Key.Key_End) and self.runs.rows:
-            self._go_to(0 if key == Qt.Key.Key_Home else len(self.runs.rows) - 1, event)
+            self._go_to_row(0 if key == Qt.Key.Key_Home else len(self.runs.rows) - 1, event)
         else:
             super().keyPressEvent(event)
 
-    def _go_to(self, at: int, event: QKeyEvent) -> None:
+    def _go_to_row(self, at: int, event: QKeyEvent) -> None:
         """The first or last row; a table's own keys go to the ends of a row."""
         index = self.runs.index(at, max(self.currentIndex().column(), 0))
         self.selectionModel().setCurrentIndex(index, self.selectionCommand(index, event))
@@ -252,19 +253,19 @@ class RunTable(QTableView):
         row = self._row_at(at)
         super().mousePressEvent(event)
         if event.button() == Qt.MouseButton.LeftButton and isinstance(row, RunGroup):
-            self.fold(row.label, not row.is_open)
-        elif event.button() == Qt.MouseButton.LeftButton and self._is_on_sign(row, event.position().x()):
+            self.set_group_open(row.label, not row.is_open)
+        elif event.button() == Qt.MouseButton.LeftButton and self._is_on_fold_icon(row, event.position().x()):
             assert isinstance(row, RunInfo)
-            self._unfold(row, row.path not in self.runs.unfolded)
+            self._set_race_open(row, row.path not in self.runs.expanded_races)
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         super().mouseReleaseEvent(event)
         row = self._row_at(self.rowAt(event.position().toPoint().y()))
         is_plain = event.modifiers() == Qt.KeyboardModifier.NoModifier
         is_alone = isinstance(row, RunInfo) and [info.path for info in self.selected_runs()] == [row.path]
-        is_folding = self._is_on_sign(row, event.position().x())
+        is_folding = self._is_on_fold_icon(row, event.position().x())
         if event.button() == Qt.MouseButton.LeftButton and is_plain and is_alone and not is_folding:
-            self.looked_at.emit(row)
+            self.preview_requested.emit(row)
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
         row = self._row_at(self.rowAt(event.position().toPoint().y()))
@@ -273,15 +274,15 @@ class RunTable(QTableView):
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         super().mouseMoveEvent(event)
-        self._hover(self.rowAt(event.position().toPoint().y()))
+        self._set_hovered_row(self.rowAt(event.position().toPoint().y()))
 
     def leaveEvent(self, event: Any) -> None:
         super().leaveEvent(event)
-        self._hover(-1)
+        self._set_hovered_row(-1)
 
-    def _hover(self, at: int) -> None:
-        if at != self._cells.hovered:
-            before, self._cells.hovered = self._cells.hovered, at
+    def _set_hovered_row(self, at: int) -> None:
+        if at != self._cells.hovered_row:
+            before, self._cells.hovered_row = self._cells.hovered_row, at
             for row in (before, at):
                 self.viewport().update(QRect(0, self.rowViewportPosition(row), self.width(), ROW_HEIGHT))
 

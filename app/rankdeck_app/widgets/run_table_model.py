@@ -16,53 +16,54 @@ from typing import Any
 from PySide6.QtCore import QAbstractTableModel, QObject, Qt, Signal
 
 from rankdeck.base.phrases import phrase
-from rankdeck.run.row import EVENTS_LOST, RunInfo
-from rankdeck_app.language import spoken, tr
+from rankdeck.run.row import EVENTS_LOST_TEXT, RunInfo
+from rankdeck_app.language import tr, translate
 from rankdeck_app.state.run_search import RunSearch
 from rankdeck_app.widgets.painting import DATA_ROLE, Index
-from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, OF_NOW, RunColumn
+from rankdeck_app.widgets.run_columns import COLUMNS, COLUMNS_BY_KEY, TIME_COLUMNS, RunColumn
 from rankdeck_app.widgets.run_list import outcome_text, title_text
-from rankdeck_app.widgets.run_names import SharedNames
+from rankdeck_app.widgets.run_names import NameShortener
 
-_UNKNOWN = phrase("unknown")
+_UNKNOWN_LABEL = phrase("unknown")
 # key of a column -> the group of runs that have none
-_NONE = {"tags": phrase("no tags"), "note": phrase("no note")}
-_MOST_REPLACED = 200
+_EMPTY_GROUP_LABELS = {"tags": phrase("no tags"), "note": phrase("no note")}
+_MAX_REPLACED = 200
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The head of a group of runs. `label` is the same in every language, `words` are what is shown."""
+    """The head of a group of runs. `label` is the same in every language, `display_label` are what is
+    shown."""
 
     label: str
     count: int
     is_open: bool
 
     @property
-    def words(self) -> str:
-        return spoken(self.label)
+    def display_label(self) -> str:
+        return translate(self.label)
 
     @property
     def text(self) -> str:
-        return f"{self.words}  {self.count}"
+        return f"{self.display_label}  {self.count}"
 
 
-Row = RunInfo | RunGroup
+RunTableRow = RunInfo | RunGroup
 
 
 @dataclass(frozen=True)
-class Arrangement:
-    """How the rows stand: `sort` and `group` are keys of columns, `closed` the labels of groups that are
+class RunArrangement:
+    """How the rows stand: `sort` and `group` are keys of columns, `collapsed` the labels of groups that are
     folded."""
 
     sort: str = "began"
     is_descending: bool = True
     group: str = ""
-    closed: frozenset[str] = frozenset()
+    collapsed: frozenset[str] = frozenset()
     shows_archived: bool = False
 
 
-class _Kept:
+class _CachedRun:
     """What the columns say of a run, worked out when it is asked for."""
 
     def __init__(self, info: RunInfo) -> None:
@@ -71,10 +72,10 @@ class _Kept:
         self.values: dict[str, Any] = {}
 
     def text(self, column: RunColumn) -> str:
-        if column.is_of_now:
-            return spoken(column.text(self.info))
+        if column.is_time_relative:
+            return translate(column.text(self.info))
         if column.key not in self.texts:
-            self.texts[column.key] = spoken(column.text(self.info))
+            self.texts[column.key] = translate(column.text(self.info))
         return self.texts[column.key]
 
     def value(self, column: RunColumn) -> Any:
@@ -84,144 +85,146 @@ class _Kept:
 
 
 class RunTableModel(QAbstractTableModel):
-    """`arranged` after rows came, went or moved. `renamed` carries a path and what a person wants to call the
-    run. Of a cell, DATA_ROLE gives the row: a RunInfo or a RunGroup.
+    """`rows_changed` after rows came, went or moved. `rename_requested` carries a path and what a person
+    wants to call the run. Of a cell, DATA_ROLE gives the row: a RunInfo or a RunGroup.
     """
 
-    arranged = Signal()
-    renamed = Signal(object, str)
+    rows_changed = Signal()
+    rename_requested = Signal(object, str)
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.rows: list[Row] = []
-        self.arrangement = Arrangement()
+        self.rows: list[RunTableRow] = []
+        self.arrangement = RunArrangement()
         self.search = RunSearch()
         self.num_found = 0
-        self.unfolded: set[Path] = set()
+        self.expanded_races: set[Path] = set()
         """The races whose entries are shown."""
         self.num_archived = 0
         """How many that would be found were put away and are not shown."""
-        self.names = SharedNames(())
+        self.names = NameShortener(())
         self._infos: Sequence[RunInfo] = ()
-        self._kept: dict[Path, _Kept] = {}
-        self._places: dict[Path, int] = {}
+        self._cache: dict[Path, _CachedRun] = {}
+        self._row_indices: dict[Path, int] = {}
 
     # What is to be shown
 
     def set_infos(self, infos: Sequence[RunInfo]) -> None:
         before, self._infos = self._infos, infos
-        self.names = SharedNames(title_text(info) for info in infos)
-        if self._replaced(before, infos):
+        self.names = NameShortener(title_text(info) for info in infos)
+        if self._replace_rows(before, infos):
             return
-        kept = self._kept
-        self._kept = {}
+        kept = self._cache
+        self._cache = {}
         for info in infos:
             known = kept.get(info.path)
-            self._kept[info.path] = known if known is not None and known.info is info else _Kept(info)
+            self._cache[info.path] = known if known is not None and known.info is info else _CachedRun(info)
         self._arrange()
 
-    def _replaced(self, before: Sequence[RunInfo], infos: Sequence[RunInfo]) -> bool:
+    def _replace_rows(self, before: Sequence[RunInfo], infos: Sequence[RunInfo]) -> bool:
         """Whether the same runs stand in the same places and only some of their cells are others: what runs
         that go on do every second."""
         if len(before) != len(infos):
             return False
         changed = [pair for pair in zip(before, infos, strict=True) if pair[0] is not pair[1]]
-        if len(changed) > _MOST_REPLACED or any(old.path != new.path for old, new in changed):
+        if len(changed) > _MAX_REPLACED or any(old.path != new.path for old, new in changed):
             return False
-        if self.arrangement.group == "tags" or any(old.path in self.unfolded for old, _ in changed):
+        if self.arrangement.group == "tags" or any(old.path in self.expanded_races for old, _ in changed):
             return False  # a run that stands in several rows, or has entries below it
-        fresh = {new.path: _Kept(new) for _, new in changed}
-        if any(self._stand_of(self._kept[path]) != self._stand_of(one) for path, one in fresh.items()):
+        fresh = {new.path: _CachedRun(new) for _, new in changed}
+        if any(
+            self._position_key(self._cache[path]) != self._position_key(one) for path, one in fresh.items()
+        ):
             return False
-        self._kept |= fresh
+        self._cache |= fresh
         for path, one in fresh.items():
-            if (at := self._places.get(path)) is not None:
+            if (at := self._row_indices.get(path)) is not None:
                 self.rows[at] = one.info
                 self.dataChanged.emit(self.index(at, 0), self.index(at, len(COLUMNS) - 1))
         return True
 
-    def age(self) -> None:
+    def update_ages(self) -> None:
         """Time has gone on: what says so is another text in every row."""
-        for at in OF_NOW if self.rows else ():
+        for at in TIME_COLUMNS if self.rows else ():
             self.dataChanged.emit(self.index(0, at), self.index(len(self.rows) - 1, at))
 
-    def _stand_of(self, kept: _Kept) -> object:
+    def _position_key(self, kept: _CachedRun) -> object:
         """All that decides where a run stands, and whether it is shown."""
-        info, by = kept.info, BY_KEY.get(self.arrangement.group)
-        sorted_by = kept.value(BY_KEY.get(self.arrangement.sort, COLUMNS[0]))
-        buckets = () if by is None else by.buckets_of(info)
+        info, by = kept.info, COLUMNS_BY_KEY.get(self.arrangement.group)
+        sorted_by = kept.value(COLUMNS_BY_KEY.get(self.arrangement.sort, COLUMNS[0]))
+        buckets = () if by is None else by.list_groups(info)
         return self.search.matches(info), info.labels.is_archived, sorted_by, buckets
 
     def set_search(self, text: str) -> None:
         self.search = RunSearch(text)
         self._arrange()
 
-    def arrange(self, arrangement: Arrangement) -> None:
+    def arrange(self, arrangement: RunArrangement) -> None:
         self.arrangement = arrangement
         self._arrange()
 
-    def unfold(self, race: Path, *, is_open: bool) -> None:
+    def set_expanded(self, race: Path, *, is_open: bool) -> None:
         """Show the entries of a race below it, or put them away."""
-        self.unfolded = self.unfolded | {race} if is_open else self.unfolded - {race}
+        self.expanded_races = self.expanded_races | {race} if is_open else self.expanded_races - {race}
         self._arrange()
 
     def _arrange(self) -> None:
-        rows = list(self._with_entries(self._arranged()))
+        rows = list(self._with_entries(self._arrange_rows()))
         if list(map(row_key, rows)) != list(map(row_key, self.rows)):
             self.beginResetModel()
             self.rows = rows
-            self._places = {row.path: at for at, row in enumerate(rows) if isinstance(row, RunInfo)}
+            self._row_indices = {row.path: at for at, row in enumerate(rows) if isinstance(row, RunInfo)}
             self.endResetModel()
-            self.arranged.emit()
+            self.rows_changed.emit()
             return
         before, self.rows = self.rows, rows
         for at, (old, new) in enumerate(zip(before, rows, strict=True)):
             if old is not new and old != new:
                 self.dataChanged.emit(self.index(at, 0), self.index(at, len(COLUMNS) - 1))
 
-    def _arranged(self) -> list[Row]:
-        shown, arrangement = self._found(), self.arrangement
-        column = BY_KEY.get(arrangement.sort, COLUMNS[0])
-        values = [(self._kept[info.path].value(column), info) for info in shown]
+    def _arrange_rows(self) -> list[RunTableRow]:
+        shown, arrangement = self._find_shown(), self.arrangement
+        column = COLUMNS_BY_KEY.get(arrangement.sort, COLUMNS[0])
+        values = [(self._cache[info.path].value(column), info) for info in shown]
         known = [pair for pair in values if pair[0] is not None]
         known.sort(key=lambda pair: pair[0], reverse=arrangement.is_descending)
         ordered = [info for _, info in known] + [info for value, info in values if value is None]
-        by = BY_KEY.get(arrangement.group)
-        return [*ordered] if by is None else list(self._in_groups(ordered, by))
+        by = COLUMNS_BY_KEY.get(arrangement.group)
+        return [*ordered] if by is None else list(self._group_rows(ordered, by))
 
-    def _with_entries(self, rows: Iterable[Row]) -> Iterable[Row]:
+    def _with_entries(self, rows: Iterable[RunTableRow]) -> Iterable[RunTableRow]:
         for row in rows:
             yield row
-            if isinstance(row, RunInfo) and row.race is not None and row.path in self.unfolded:
+            if isinstance(row, RunInfo) and row.race is not None and row.path in self.expanded_races:
                 for entry in row.race.entries:
-                    known = self._kept.get(entry.path)
+                    known = self._cache.get(entry.path)
                     if known is None or known.info is not entry:
-                        self._kept[entry.path] = _Kept(entry)
+                        self._cache[entry.path] = _CachedRun(entry)
                     yield entry
 
-    def _found(self) -> list[RunInfo]:
+    def _find_shown(self) -> list[RunInfo]:
         found = [info for info in self._infos if self.search.matches(info)]
-        if self.arrangement.shows_archived or self.search.asks_for_archived:
+        if self.arrangement.shows_archived or self.search.includes_archived:
             shown = found
         else:
             shown = [info for info in found if not info.labels.is_archived]
         self.num_found, self.num_archived = len(shown), len(found) - len(shown)
         return shown
 
-    def _in_groups(self, ordered: Iterable[RunInfo], by: RunColumn) -> Iterable[Row]:
+    def _group_rows(self, ordered: Iterable[RunInfo], by: RunColumn) -> Iterable[RunTableRow]:
         groups: dict[tuple[Any, str], list[RunInfo]] = {}
         unknown: list[RunInfo] = []
         for info in ordered:
-            buckets = by.buckets_of(info)
+            buckets = by.list_groups(info)
             for bucket in buckets:
                 groups.setdefault(bucket, []).append(info)
             if not buckets:
                 unknown.append(info)
         is_turned = self.arrangement.is_descending and self.arrangement.sort == by.key and by.key != "began"
         parts = [(bucket[1], groups[bucket]) for bucket in sorted(groups, reverse=is_turned)]
-        for label, infos in [*parts, (_NONE.get(by.key, _UNKNOWN), unknown)]:
+        for label, infos in [*parts, (_EMPTY_GROUP_LABELS.get(by.key, _UNKNOWN_LABEL), unknown)]:
             if infos:
-                is_open = label not in self.arrangement.closed
+                is_open = label not in self.arrangement.collapsed
                 yield RunGroup(label, len(infos), is_open)
                 yield from infos if is_open else ()
 
@@ -236,7 +239,7 @@ class RunTableModel(QAbstractTableModel):
     def text_at(self, row: int, column: int) -> str:
         """What a cell of a run says."""
         info = self.rows[row]
-        return "" if isinstance(info, RunGroup) else self._kept[info.path].text(COLUMNS[column])
+        return "" if isinstance(info, RunGroup) else self._cache[info.path].text(COLUMNS[column])
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if not index.isValid():
@@ -247,13 +250,13 @@ class RunTableModel(QAbstractTableModel):
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
             is_shown = role == Qt.ItemDataRole.DisplayRole
             if isinstance(row, RunGroup):
-                return row.text if is_shown else _folded(row.text, is_open=row.is_open)
-            text = self._kept[row.path].text(column)
+                return row.text if is_shown else _fold_text(row.text, is_open=row.is_open)
+            text = self._cache[row.path].text(column)
             if is_shown:
                 return text
-            told = f"{tr(column.title)}: {text or spoken(_UNKNOWN)}"
+            told = f"{tr(column.title)}: {text or translate(_UNKNOWN_LABEL)}"
             is_race = row.race is not None and column.key == "name"
-            return _folded(told, is_open=row.path in self.unfolded) if is_race else told
+            return _fold_text(told, is_open=row.path in self.expanded_races) if is_race else told
         if isinstance(row, RunGroup):
             return None
         if role == Qt.ItemDataRole.EditRole:
@@ -264,9 +267,9 @@ class RunTableModel(QAbstractTableModel):
         if column.key == "name":
             return "\n".join(filter(None, (info.title, info.labels.note[:500], str(info.path))))
         if column.key == "state" and info.reason:
-            whole = outcome_text(info.state) if info.state == EVENTS_LOST else ""
+            whole = outcome_text(info.state) if info.state == EVENTS_LOST_TEXT else ""
             return "\n".join(filter(None, (whole, info.reason)))
-        return self._kept[info.path].text(column)
+        return self._cache[info.path].text(column)
 
     def headerData(
         self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
@@ -295,16 +298,16 @@ class RunTableModel(QAbstractTableModel):
         row = self.rows[index.row()]
         if role != Qt.ItemDataRole.EditRole or isinstance(row, RunGroup) or value == row.title:
             return False
-        self.renamed.emit(row.path, str(value))
+        self.rename_requested.emit(row.path, str(value))
         return True
 
-    def row_of(self, path: Path) -> int | None:
-        return self._places.get(path)
+    def find_row(self, path: Path) -> int | None:
+        return self._row_indices.get(path)
 
 
-def _folded(row: str, *, is_open: bool) -> str:
+def _fold_text(row: str, *, is_open: bool) -> str:
     return tr("{row}, open", row=row) if is_open else tr("{row}, folded", row=row)
 
 
-def row_key(row: Row) -> object:
+def row_key(row: RunTableRow) -> object:
     return row.path if isinstance(row, RunInfo) else row.label

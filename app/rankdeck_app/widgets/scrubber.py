@@ -27,57 +27,59 @@ from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text
 
 _HEIGHT = 18
-_KNOB = 5.0
-_BAR, _AGAIN = 4.0, 2.0
+_HANDLE_RADIUS = 5.0
+_BAR_HEIGHT, _REPEATED_HEIGHT = 4.0, 2.0
 _GAP = 12.0
 _SKIP_S = 10
 
 
 @dataclass(frozen=True)
-class TimeStretch:
-    """When an attempt trained, in seconds since the start of the run; from `kept_s` on it was done again."""
+class AttemptInterval:
+    """When an attempt trained, in seconds since the start of the run; from `kept_until_s` on it was done
+    again."""
 
-    began_s: float
-    kept_s: float
-    ended_s: float
+    start_s: float
+    kept_until_s: float
+    end_s: float
 
 
 @dataclass(frozen=True)
-class TimeFigure:
-    """`at_s` is the moment that is looked at, None is now. `words` say it, in ever fewer words."""
+class ScrubberData:
+    """`viewed_s` is the moment that is looked at, None is now. `texts` say it, in ever fewer words."""
 
-    whole_s: float = 0.0
-    at_s: float | None = None
-    stretches: tuple[TimeStretch, ...] = ()
-    words: tuple[str, ...] = ("",)
-    widest: str = ""
+    total_s: float = 0.0
+    viewed_s: float | None = None
+    intervals: tuple[AttemptInterval, ...] = ()
+    texts: tuple[str, ...] = ("",)
+    widest_text: str = ""
 
 
 class Scrubber(QAbstractSlider):
-    """`sought` carries seconds since the start, `stepped` how many steps on or back, `skipped` seconds."""
+    """`seek_requested` carries seconds since the start, `step_requested` how many steps on or back,
+    `skip_requested` seconds."""
 
-    sought = Signal(float)
-    stepped = Signal(int)
-    skipped = Signal(float)
+    seek_requested = Signal(float)
+    step_requested = Signal(int)
+    skip_requested = Signal(float)
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
         self._colors = ChartColors(theme)
-        self.figure = TimeFigure()
+        self.data = ScrubberData()
         self.setAccessibleName(tr("Moment of the run"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setToolTip(tr("Drag to look back; arrow keys go from step to step, End is now"))
         theme.changed.connect(self._retheme)
 
-    def set_figure(self, figure: TimeFigure) -> None:
-        if figure == self.figure:
+    def set_data(self, figure: ScrubberData) -> None:
+        if figure == self.data:
             return
-        self.figure = figure
-        self.setRange(0, int(figure.whole_s))
-        self.setValue(int(figure.whole_s if figure.at_s is None else figure.at_s))
-        self.setAccessibleDescription(figure.words[0])
+        self.data = figure
+        self.setRange(0, int(figure.total_s))
+        self.setValue(int(figure.total_s if figure.viewed_s is None else figure.viewed_s))
+        self.setAccessibleDescription(figure.texts[0])
         self.update()
 
     def sizeHint(self) -> QSize:
@@ -92,12 +94,12 @@ class Scrubber(QAbstractSlider):
 
     # Where things stand
 
-    def _shown_words(self) -> tuple[str, float]:
+    def _fit_text(self) -> tuple[str, float]:
         """The words that leave most of the width to the line, and the room that the widest of them take."""
         metrics = QFontMetricsF(chart_font(11, mono=True))
         room = self.width() * 0.45
-        for place, words in enumerate(self.figure.words):
-            widest = self.figure.widest if place == 0 else words
+        for place, words in enumerate(self.data.texts):
+            widest = self.data.widest_text if place == 0 else words
             width = max(metrics.horizontalAdvance(widest), metrics.horizontalAdvance(words))
             if width <= room:
                 return words, width + _GAP
@@ -106,42 +108,48 @@ class Scrubber(QAbstractSlider):
     @property
     def line(self) -> tuple[float, float]:
         """The left and right end of the line, in pixels."""
-        return _KNOB + 1, max(_KNOB + 2, self.width() - self._shown_words()[1] - _KNOB - 1)
+        return _HANDLE_RADIUS + 1, max(
+            _HANDLE_RADIUS + 2, self.width() - self._fit_text()[1] - _HANDLE_RADIUS - 1
+        )
 
-    def x_of(self, seconds: float) -> float:
+    def to_x(self, seconds: float) -> float:
         left, right = self.line
-        share = seconds / self.figure.whole_s if self.figure.whole_s > 0 else 1.0
+        share = seconds / self.data.total_s if self.data.total_s > 0 else 1.0
         return left + min(1.0, max(0.0, share)) * (right - left)
 
     def _seconds_at(self, x: float) -> float:
         left, right = self.line
-        return min(1.0, max(0.0, (x - left) / (right - left))) * self.figure.whole_s
+        return min(1.0, max(0.0, (x - left) / (right - left))) * self.data.total_s
 
     # Painting
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        painter, figure, ink = QPainter(self), self.figure, self._colors
+        painter, figure, ink = QPainter(self), self.data, self._colors
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         left, right = self.line
         middle = self.height() / 2
         painter.setPen(Qt.PenStyle.NoPen)
-        self._bar(painter, left, right, _AGAIN, ink.grid)
-        for one in figure.stretches:
-            self._bar(painter, self.x_of(one.began_s), self.x_of(one.kept_s), _BAR, ink.rest)
-            if one.ended_s > one.kept_s:
-                self._bar(painter, self.x_of(one.kept_s), self.x_of(one.ended_s), _AGAIN, ink.axis)
-        at = self.x_of(figure.whole_s if figure.at_s is None else figure.at_s)
-        is_back = figure.at_s is not None
+        self._paint_bar(painter, left, right, _REPEATED_HEIGHT, ink.grid)
+        for one in figure.intervals:
+            self._paint_bar(
+                painter, self.to_x(one.start_s), self.to_x(one.kept_until_s), _BAR_HEIGHT, ink.rest
+            )
+            if one.end_s > one.kept_until_s:
+                self._paint_bar(
+                    painter, self.to_x(one.kept_until_s), self.to_x(one.end_s), _REPEATED_HEIGHT, ink.axis
+                )
+        at = self.to_x(figure.total_s if figure.viewed_s is None else figure.viewed_s)
+        is_back = figure.viewed_s is not None
         focus = self._theme.color("focusBorder")
         painter.setPen(QPen(focus if self.hasFocus() else ink.card, 1.5))
         painter.setBrush(ink.foreground if is_back else ink.rest)
-        painter.drawEllipse(QPointF(at, middle), _KNOB, _KNOB)
-        words, width = self._shown_words()
+        painter.drawEllipse(QPointF(at, middle), _HANDLE_RADIUS, _HANDLE_RADIUS)
+        words, width = self._fit_text()
         box = QRectF(self.width() - width, 0, width, self.height())
         paint_text(painter, box, words, ink.foreground if is_back else ink.muted, 11, RIGHT, mono=True)
         painter.end()
 
-    def _bar(self, painter: QPainter, left: float, right: float, height: float, color: QColor) -> None:
+    def _paint_bar(self, painter: QPainter, left: float, right: float, height: float, color: QColor) -> None:
         painter.setBrush(color)
         box = QRectF(left, self.height() / 2 - height / 2, max(2.0, right - left), height)
         painter.drawRoundedRect(box, height / 2, height / 2)
@@ -153,22 +161,22 @@ class Scrubber(QAbstractSlider):
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if event.button() == Qt.MouseButton.LeftButton:
-            self.sought.emit(self._seconds_at(event.position().x()))
+            self.seek_requested.emit(self._seconds_at(event.position().x()))
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if event.buttons() & Qt.MouseButton.LeftButton:
-            self.sought.emit(self._seconds_at(event.position().x()))
+            self.seek_requested.emit(self._seconds_at(event.position().x()))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key, by = Qt.Key(event.key()), 10 if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else 1
         steps = {Qt.Key.Key_Left: -by, Qt.Key.Key_Down: -by, Qt.Key.Key_Right: by, Qt.Key.Key_Up: by}
         skips = {Qt.Key.Key_PageUp: _SKIP_S, Qt.Key.Key_PageDown: -_SKIP_S}
-        ends = {Qt.Key.Key_Home: 0.0, Qt.Key.Key_End: self.figure.whole_s}
+        ends = {Qt.Key.Key_Home: 0.0, Qt.Key.Key_End: self.data.total_s}
         if key in steps:
-            self.stepped.emit(steps[key])
+            self.step_requested.emit(steps[key])
         elif key in skips:
-            self.skipped.emit(float(skips[key]))
+            self.skip_requested.emit(float(skips[key]))
         elif key in ends:
-            self.sought.emit(ends[key])
+            self.seek_requested.emit(ends[key])
         else:
             super().keyPressEvent(event)

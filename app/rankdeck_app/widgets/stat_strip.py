@@ -27,18 +27,18 @@ _SIZES = ((17, 22, False), (17, 14, False), (17, 14, True), (15, 12, True))
 
 @dataclass(frozen=True)
 class Stat:
-    """One cell. `widest` is a text that is as wide as any value will be; `is_hot` paints it amber; `short`
-    stands for the label where there is little room.
+    """One cell. `widest` is a text that is as wide as any value will be; `is_highlighted` paints it amber;
+    `short_label` stands for the label where there is little room.
     """
 
     label: str
     value: str
     widest: str
-    is_hot: bool = False
-    short: str = ""
+    is_highlighted: bool = False
+    short_label: str = ""
 
-    def label_at(self, is_short: bool) -> str:
-        return (self.short or self.label) if is_short else self.label
+    def get_label(self, is_short: bool) -> str:
+        return (self.short_label or self.label) if is_short else self.label
 
 
 def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
@@ -56,7 +56,7 @@ def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
         count = imbalance.num_others
         label = tr("{device} vs {n} others in use", "{device} vs {n} other in use", count, device=lead)
         short = tr("{device} vs {n} others", "{device} vs {n} other", count, device=lead)
-    return Stat(label, value, widest, is_hot=True, short=short)
+    return Stat(label, value, widest, is_highlighted=True, short_label=short)
 
 
 class StatStrip(Chart[tuple[Stat, ...]]):
@@ -72,12 +72,12 @@ class StatStrip(Chart[tuple[Stat, ...]]):
         self.setFixedHeight(HEIGHT)
 
     def describe(self) -> str:
-        return ", ".join(f"{stat.label} {stat.value}" for stat in self.figure)
+        return ", ".join(f"{stat.label} {stat.value}" for stat in self.data)
 
-    def repaint_after(self, before: tuple[Stat, ...]) -> None:
+    def repaint_changes(self, before: tuple[Stat, ...]) -> None:
         """Only the cells that differ, where all of them stay in their places."""
-        now = self.figure
-        if [_shape(stat) for stat in before] != [_shape(stat) for stat in now]:
+        now = self.data
+        if [_layout_key(stat) for stat in before] != [_layout_key(stat) for stat in now]:
             self.update()
             return
         for cell, old, new in zip(self._cells, before, now, strict=True):
@@ -94,7 +94,7 @@ class StatStrip(Chart[tuple[Stat, ...]]):
         """The largest of the sizes at which all cells stand on one row, else rows at the smallest."""
         for value_px, gap, is_short in _SIZES:
             self._value_px, self._is_short = value_px, is_short
-            widths = self._widths()
+            widths = self._cell_widths()
             if sum(widths) + gap * max(0, len(widths) - 1) <= self.width():
                 break
         self._cells = []
@@ -106,37 +106,37 @@ class StatStrip(Chart[tuple[Stat, ...]]):
             left += width + gap
         self.setFixedHeight(top + HEIGHT)
 
-    def _widths(self) -> list[int]:
+    def _cell_widths(self) -> list[int]:
         values, labels = QFontMetrics(chart_font(self._value_px, bold=True)), QFontMetrics(chart_font(11))
         return [
             max(
                 values.horizontalAdvance(stat.widest),
                 values.horizontalAdvance(stat.value),
-                labels.horizontalAdvance(stat.label_at(self._is_short)),
+                labels.horizontalAdvance(stat.get_label(self._is_short)),
                 64,
             )
             + 2
-            for stat in self.figure
+            for stat in self.data
         ]
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         elide = Qt.TextElideMode.ElideRight
-        for stat, cell in zip(self.figure, self._cells, strict=True):
+        for stat, cell in zip(self.data, self._cells, strict=True):
             if not cell.intersects(event.rect()):
                 continue
             room = QRectF(cell.x(), cell.y() + 2, cell.width(), 16)
-            paint_text(painter, room, stat.label_at(self._is_short), self._colors.muted, 11, elide=elide)
-            ink = self._colors.lead_text if stat.is_hot else self._colors.foreground
+            paint_text(painter, room, stat.get_label(self._is_short), self._colors.muted, 11, elide=elide)
+            ink = self._colors.lead_text if stat.is_highlighted else self._colors.foreground
             room = QRectF(cell.x(), cell.y() + 18, cell.width(), 26)
             paint_text(painter, room, stat.value, ink, self._value_px, bold=True, elide=elide)
 
     def tooltip_at(self, x: float, y: float) -> str:
         """The whole label, where it is shortened."""
-        for stat, cell in zip(self.figure, self._cells, strict=True):
-            if cell.contains(int(x), int(y)) and self._is_short and stat.short:
+        for stat, cell in zip(self.data, self._cells, strict=True):
+            if cell.contains(int(x), int(y)) and self._is_short and stat.short_label:
                 return f"{stat.label}: {stat.value}"
         return ""
 
 
-def _shape(stat: Stat) -> tuple[object, ...]:
-    return stat.label, stat.short, stat.widest, max(len(stat.value), len(stat.widest))
+def _layout_key(stat: Stat) -> tuple[object, ...]:
+    return stat.label, stat.short_label, stat.widest, max(len(stat.value), len(stat.widest))

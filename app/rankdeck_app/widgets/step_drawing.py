@@ -26,40 +26,40 @@ from PySide6.QtGui import (
     QPolygonF,
 )
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.base.units import format_bytes
-from rankdeck.run.movement import Interval, Line
+from rankdeck.run.movement import Interval, Transfer
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.chart import Chart, LegendEntry, paint_entries, place_entries
-from rankdeck_app.widgets.chart_colors import gap_sign, ink_on, phase_color, phase_label
+from rankdeck_app.widgets.chart import Chart, LegendEntry, layout_legend, paint_legend_line
+from rankdeck_app.widgets.chart_colors import gap_brushes, phase_color, phase_label, text_color_on
 from rankdeck_app.widgets.painting import CENTER, RIGHT, chart_font, paint_text
-from rankdeck_app.widgets.step_layout import LABEL_PX, StepFigure, StepLayout, StepMark, heights
+from rankdeck_app.widgets.step_layout import LABEL_PX, StepDrawingData, StepLayout, StepMark, row_heights
 
-_HEAD, _LEGEND, _NOTE = 18, 20, 16
-_UNDRAWN = 56
+_HEADER_HEIGHT, _LEGEND_HEIGHT, _NOTE_HEIGHT = 18, 20, 16
+_EMPTY_HEIGHT = 56
 """Height of what stands in the place of a drawing that nobody asked for, in pixels."""
-_REACH_PX = 4.0
-_ROWS_AWAITED = 4
-_SIGNS = marked("↑ sent  ↓ received")
-_STEPS = {
+_HIT_RADIUS_PX = 4.0
+_NUM_PENDING_ROWS = 4
+_ARROWS_TEXT = tr_noop("↑ sent  ↓ received")
+_KEY_STEPS = {
     Qt.Key.Key_Left: (-1, 0), Qt.Key.Key_Right: (1, 0), Qt.Key.Key_Up: (0, -1), Qt.Key.Key_Down: (0, 1),
 }  # fmt: skip
-_ENDS = {Qt.Key.Key_Home: 0, Qt.Key.Key_End: -1}
+_KEY_ENDS = {Qt.Key.Key_Home: 0, Qt.Key.Key_End: -1}
 
 
-class StepDrawing(Chart[StepFigure]):
-    """`pointed` carries the words of the mark under the pointer or the keyboard, "" for none."""
+class StepDrawing(Chart[StepDrawingData]):
+    """`mark_text_changed` carries the words of the mark under the pointer or the keyboard, "" for none."""
 
-    pointed = Signal(str)
+    mark_text_changed = Signal(str)
 
     def __init__(self, theme: Theme) -> None:
         self._layout: StepLayout | None = None
         self._hovered: StepMark | None = None
         self.selected: StepMark | None = None
-        self._row = 0
+        self._current_row = 0
         """The device that the keyboard is at."""
-        super().__init__(theme, StepFigure(), tr("What moves where in one step"))
+        super().__init__(theme, StepDrawingData(), tr("What moves where in one step"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setMouseTracking(True)
 
@@ -67,7 +67,7 @@ class StepDrawing(Chart[StepFigure]):
         self._layout = self._hovered = self.selected = None
 
     def describe(self) -> str:
-        if self.figure.timeline is None:
+        if self.data.timeline is None:
             return ""
         return ", ".join(
             tr(
@@ -76,44 +76,46 @@ class StepDrawing(Chart[StepFigure]):
                 sent=format_bytes(one.sent_bytes),
                 received=format_bytes(one.received_bytes),
             )
-            for label, one in zip(self.figure.labels, self.figure.timeline.traffic(), strict=True)
+            for label, one in zip(self.data.labels, self.data.timeline.traffic(), strict=True)
         )
 
     def sizeHint(self) -> QSize:
-        if not self.figure.labels and not self.figure.is_awaited:
-            return QSize(420, _UNDRAWN)
-        num_rows = len(self.figure.labels) or _ROWS_AWAITED
-        return QSize(420, _HEAD + num_rows * sum(heights(num_rows)) + _LEGEND + _NOTE)
+        if not self.data.labels and not self.data.is_pending:
+            return QSize(420, _EMPTY_HEIGHT)
+        num_rows = len(self.data.labels) or _NUM_PENDING_ROWS
+        return QSize(
+            420, _HEADER_HEIGHT + num_rows * sum(row_heights(num_rows)) + _LEGEND_HEIGHT + _NOTE_HEIGHT
+        )
 
     def minimumSizeHint(self) -> QSize:
         return QSize(240, self.sizeHint().height())
 
-    def laid_out(self) -> StepLayout:
+    def get_layout(self) -> StepLayout:
         if self._layout is None:
             widest = QFontMetricsF(chart_font(11, mono=True)).horizontalAdvance("↓ 1023.9 MiB")
-            numbers = 10 + max(widest, QFontMetricsF(chart_font(10)).horizontalAdvance(tr(_SIGNS)))
-            self._layout = StepLayout(self.figure, self.width(), _HEAD, numbers)
+            numbers = 10 + max(widest, QFontMetricsF(chart_font(10)).horizontalAdvance(tr(_ARROWS_TEXT)))
+            self._layout = StepLayout(self.data, self.width(), _HEADER_HEIGHT, numbers)
         return self._layout
 
     # Painting
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        if self.figure.timeline is None:
-            room = QRectF(0, 0, self.width(), self.height() if self.figure.is_awaited else _HEAD)
-            paint_text(painter, room, self.figure.absence, self._colors.muted, 12, CENTER)
+        if self.data.timeline is None:
+            room = QRectF(0, 0, self.width(), self.height() if self.data.is_pending else _HEADER_HEIGHT)
+            paint_text(painter, room, self.data.empty_text, self._colors.muted, 12, CENTER)
             return
-        layout, seen = self.laid_out(), event.rect().toRectF()
-        self._paint_words(painter, layout)
+        layout, seen = self.get_layout(), event.rect().toRectF()
+        self._paint_row_texts(painter, layout)
         for gap in layout.gaps:
             if gap.boxes[0].intersects(seen):
-                for brush in gap_sign(self._colors, gap.name):
+                for brush in gap_brushes(self._colors, gap.name):
                     painter.fillRect(gap.boxes[0], brush)
         for mark in layout.collectives:
             if mark.bounds.intersects(seen):
-                self._paint_joint(painter, mark)
+                self._paint_connector(painter, mark)
         for mark in layout.blocks:
             if mark.boxes[0].intersects(seen):
-                self._paint_block(painter, mark.boxes[0], mark.name, _inside(mark))
+                self._paint_block(painter, mark.boxes[0], mark.name, _block_text(mark))
         for mark in layout.collectives:
             for box in mark.boxes:
                 self._paint_block(painter, box, mark.name, format_bytes(mark.num_bytes))
@@ -122,19 +124,19 @@ class StepDrawing(Chart[StepFigure]):
         ink.setAlphaF(0.9 if layout.gutter_px >= 18 else 0.6)
         self._paint_arrows(painter, [mark for mark in layout.arrows if mark.bounds.intersects(seen)], ink)
         for label in layout.labels:
-            if label.ground:
+            if label.has_background:
                 painter.fillRect(label.box.adjusted(-2, 1, 2, -1), self._colors.card)
             paint_text(painter, label.box, label.text, self._colors.foreground, LABEL_PX)
         for mark in {id(one): one for one in (self._hovered, self.selected) if one is not None}.values():
             self._paint_outline(painter, mark)
         self._paint_legend(painter, layout)
 
-    def _paint_words(self, painter: QPainter, layout: StepLayout) -> None:
+    def _paint_row_texts(self, painter: QPainter, layout: StepLayout) -> None:
         """Names of devices, and what each sends and receives."""
-        timeline, muted = self.figure.timeline, self._colors.muted
+        timeline, muted = self.data.timeline, self._colors.muted
         if timeline is None:
             return
-        for place, (label, one) in enumerate(zip(self.figure.labels, timeline.traffic(), strict=True)):
+        for place, (label, one) in enumerate(zip(self.data.labels, timeline.traffic(), strict=True)):
             row = layout.box(place, 0, 1)
             name = QRectF(0, row.top() - 4, row.left() - 8, row.height() + 8)
             paint_text(painter, name, label, muted, 12)
@@ -144,8 +146,8 @@ class StepDrawing(Chart[StepFigure]):
                 room = QRectF(row.right(), top, self.width() - row.right(), 14)
                 ink, text = muted if num_bytes else self._colors.axis, f"{sign} {format_bytes(num_bytes)}"
                 paint_text(painter, room, text, ink, 11, RIGHT, mono=True)
-        room = QRectF(layout.rows.plot.right(), 0, self.width() - layout.rows.plot.right(), _HEAD)
-        paint_text(painter, room, tr(_SIGNS), self._colors.axis, 10, RIGHT)
+        room = QRectF(layout.rows.plot.right(), 0, self.width() - layout.rows.plot.right(), _HEADER_HEIGHT)
+        paint_text(painter, room, tr(_ARROWS_TEXT), self._colors.axis, 10, RIGHT)
 
     def _paint_block(self, painter: QPainter, box: QRectF, name: str, text: str) -> None:
         color, where = phase_color(self._colors, name), QRectF(box)
@@ -155,9 +157,9 @@ class StepDrawing(Chart[StepFigure]):
         painter.fillRect(where, color)
         px = 11 if where.height() >= 16 else 10
         if text and QFontMetricsF(chart_font(px)).horizontalAdvance(text) + 6 <= where.width():
-            paint_text(painter, where, text, ink_on(color), px, CENTER)
+            paint_text(painter, where, text, text_color_on(color), px, CENTER)
 
-    def _paint_joint(self, painter: QPainter, mark: StepMark) -> None:
+    def _paint_connector(self, painter: QPainter, mark: StepMark) -> None:
         """The line that joins a collective's rows; rows of others hide it."""
         x = mark.boxes[0].center().x()
         painter.setPen(QPen(phase_color(self._colors, mark.name), 1.5))
@@ -199,39 +201,39 @@ class StepDrawing(Chart[StepFigure]):
             for name, weight in totals.items()
         ]
         signs: dict[str, list[QBrush | QColor]] = {
-            gap.name: gap_sign(self._colors, gap.name) for gap in layout.gaps
+            gap.name: gap_brushes(self._colors, gap.name) for gap in layout.gaps
         }
         entries += [LegendEntry(phase_label(name), sign) for name, sign in signs.items()]
         top = layout.rows.plot.bottom()
-        [line] = place_entries(entries, self.width())
-        paint_entries(painter, line, top + _LEGEND / 2, self._colors.muted)
-        if layout.is_put_together:
+        [line] = layout_legend(entries, self.width())
+        paint_legend_line(painter, line, top + _LEGEND_HEIGHT / 2, self._colors.muted)
+        if layout.has_merged_marks:
             words = tr("What is narrower than 2 px is drawn together; the pointer counts it")
-            room = QRectF(0, top + _LEGEND, self.width(), _NOTE)
+            room = QRectF(0, top + _LEGEND_HEIGHT, self.width(), _NOTE_HEIGHT)
             paint_text(painter, room, words, self._colors.axis, 10, elide=Qt.TextElideMode.ElideRight)
 
     # Pointing at things
 
     def tooltip_at(self, x: float, y: float) -> str:
-        mark = self.laid_out().at(QPointF(x, y), _REACH_PX)
-        return "" if mark is None else self.words_of(mark)
+        mark = self.get_layout().mark_at(QPointF(x, y), _HIT_RADIUS_PX)
+        return "" if mark is None else self.mark_text(mark)
 
-    def words_of(self, mark: StepMark) -> str:
-        return words_of(mark, self.figure)
+    def mark_text(self, mark: StepMark) -> str:
+        return step_mark_text(mark, self.data)
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        self._hover(self.laid_out().at(event.position(), _REACH_PX))
+        self._set_hovered(self.get_layout().mark_at(event.position(), _HIT_RADIUS_PX))
 
     def leaveEvent(self, event: QEvent) -> None:
-        self._hover(None)
+        self._set_hovered(None)
 
-    def _hover(self, mark: StepMark | None) -> None:
+    def _set_hovered(self, mark: StepMark | None) -> None:
         if mark is not self._hovered:
             before, self._hovered = self._hovered, mark
-            self._tell(before, mark)
+            self._update_marks(before, mark)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        self._select(self.laid_out().at(event.position(), _REACH_PX))
+        self._select(self.get_layout().mark_at(event.position(), _HIT_RADIUS_PX))
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
         super().focusOutEvent(event)
@@ -240,37 +242,37 @@ class StepDrawing(Chart[StepFigure]):
     def _select(self, mark: StepMark | None) -> None:
         if mark is not self.selected:
             before, self.selected = self.selected, mark
-            self._tell(before, mark)
+            self._update_marks(before, mark)
 
-    def _tell(self, *changed: StepMark | None) -> None:
+    def _update_marks(self, *changed: StepMark | None) -> None:
         shown = self._hovered or self.selected
-        words = "" if shown is None else self.words_of(shown)
+        words = "" if shown is None else self.mark_text(shown)
         if self.selected is not None:
-            self.setAccessibleDescription(self.words_of(self.selected))
-        self.pointed.emit(words)
+            self.setAccessibleDescription(self.mark_text(self.selected))
+        self.mark_text_changed.emit(words)
         for mark in filter(None, changed):
             self.update(mark.bounds.toAlignedRect())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Left and right along a device's row, up and down to the next device, Escape for none."""
-        key, layout = Qt.Key(event.key()), self.laid_out()
+        key, layout = Qt.Key(event.key()), self.get_layout()
         if key == Qt.Key.Key_Escape and self.selected is not None:
             self._select(None)
             return
-        if layout.blocks and key in _STEPS:
-            self._select(self._next(layout, *_STEPS[key]))
-        elif layout.blocks and key in _ENDS:
-            self._select(layout.touching(self._row)[_ENDS[key]])
+        if layout.blocks and key in _KEY_STEPS:
+            self._select(self._next_mark(layout, *_KEY_STEPS[key]))
+        elif layout.blocks and key in _KEY_ENDS:
+            self._select(layout.marks_in_row(self._current_row)[_KEY_ENDS[key]])
         else:
             super().keyPressEvent(event)
 
-    def _next(self, layout: StepLayout, along: int, down: int) -> StepMark:
+    def _next_mark(self, layout: StepLayout, along: int, down: int) -> StepMark:
         here = self.selected
-        num_rows = len(self.figure.labels)
-        if here is None or self._row not in here.rows:
-            self._row = 0 if here is None else here.rows[0]
-        self._row = max(0, min(num_rows - 1, self._row + down))
-        marks = layout.touching(self._row)
+        num_rows = len(self.data.labels)
+        if here is None or self._current_row not in here.rows:
+            self._current_row = 0 if here is None else here.rows[0]
+        self._current_row = max(0, min(num_rows - 1, self._current_row + down))
+        marks = layout.marks_in_row(self._current_row)
         if here is None:
             return marks[0]
         if down:
@@ -279,7 +281,7 @@ class StepDrawing(Chart[StepFigure]):
         return marks[max(0, min(len(marks) - 1, places.get(id(here), 0) + along))]
 
 
-def _inside(mark: StepMark) -> str:
+def _block_text(mark: StepMark) -> str:
     """What stands in a block: its microbatch, else what it is."""
     one = mark.parts[0]
     assert isinstance(one, Interval)
@@ -291,7 +293,7 @@ def _inside(mark: StepMark) -> str:
 # What a mark of a step's drawing stands for, in words: for the pointer, the keyboard and a screen reader.
 
 # What each of n devices sends of what it brings, as the engine counts it.
-_RING: dict[str, tuple[str, Callable[[int], float]]] = {
+_RING_FORMULAS: dict[str, tuple[str, Callable[[int], float]]] = {
     "all-reduce": ("2(n-1)/n x {}", lambda n: 2 * (n - 1) / n),
     "all-gather": ("(n-1) x {}", lambda n: n - 1),
     "reduce-scatter": ("(n-1)/n x {}", lambda n: (n - 1) / n),
@@ -299,11 +301,11 @@ _RING: dict[str, tuple[str, Callable[[int], float]]] = {
 }
 
 
-def words_of(mark: StepMark, figure: StepFigure) -> str:
+def step_mark_text(mark: StepMark, figure: StepDrawingData) -> str:
     """What a mark is, its bytes, and who with whom; of what moves also the strategy's formula."""
     first = mark.parts[0] if mark.parts else None
-    if isinstance(first, Line):
-        return "\n".join(filter(None, (_of_line(mark, first, figure.labels), figure.formula)))
+    if isinstance(first, Transfer):
+        return "\n".join(filter(None, (_line_text(mark, first, figure.labels), figure.formula)))
     label = figure.labels[mark.rows[0]]
     if len(mark.parts) > 1:
         names = Counter(phase_label(one.part.name) for one in mark.parts if isinstance(one, Interval))
@@ -313,12 +315,12 @@ def words_of(mark: StepMark, figure: StepFigure) -> str:
         part = first.part
         words += [tr("microbatch {number}", number=part.microbatch)] * (part.microbatch is not None)
         words += [tr("stage {number}", number=part.stage)] * (part.stage is not None)
-        count = _operations(part.flops)
+        count = _flops_text(part.flops)
         words += [tr("{count} floating point operations", count=count)] * (part.flops > 0)
     return " · ".join(words)
 
 
-def _of_line(mark: StepMark, line: Line, labels: tuple[str, ...]) -> str:
+def _line_text(mark: StepMark, line: Transfer, labels: tuple[str, ...]) -> str:
     count, size = len(mark.parts), format_bytes(mark.num_bytes)
     what = f"{count} x {phase_label(line.name)}" if count > 1 else phase_label(line.name)
     if line.source is not None and line.target is not None:
@@ -327,14 +329,14 @@ def _of_line(mark: StepMark, line: Line, labels: tuple[str, ...]) -> str:
     members = ", ".join(labels[member] for member in line.group)
     among = tr("among all {n}", n=n) if n == len(labels) else tr("among {devices}", devices=members)
     sent = tr("{size} sent by each", size=size)
-    if line.name in _RING and mark.num_bytes and n > 1:
-        ring, share = _RING[line.name]
+    if line.name in _RING_FORMULAS and mark.num_bytes and n > 1:
+        ring, share = _RING_FORMULAS[line.name]
         formula = ring.format(format_bytes(round(mark.num_bytes / share(n))))
         sent = tr("{size} sent by each over a ring: {formula}, n = {n}", size=size, formula=formula, n=n)
     return " · ".join((what, among, sent))
 
 
-def _operations(count: int) -> str:
+def _flops_text(count: int) -> str:
     """'1.95 G'."""
     for power, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= power:

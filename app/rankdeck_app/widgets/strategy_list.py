@@ -8,20 +8,20 @@ from PySide6.QtCore import QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QListWidget, QListWidgetItem
 
-from rankdeck.config.catalog import STRATEGIES, StrategyCard
+from rankdeck.config.catalog import STRATEGIES, StrategySpec
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.widgets.painting import DATA_ROLE, Index, ListRowDelegate, paint_text, painted_width
+from rankdeck_app.widgets.painting import DATA_ROLE, Index, ListRowDelegate, paint_text, text_width
 
 ROW_HEIGHT = 30
 TWO_LINES_HEIGHT = 44
 
 
-class _CardDelegate(ListRowDelegate):
+class _SpecDelegate(ListRowDelegate):
     """Paints a StrategyCard under DATA_ROLE, its hint below the title where the row is high enough."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
-        card: StrategyCard = index.data(DATA_ROLE)
+        card: StrategySpec = index.data(DATA_ROLE)
         title = QRect(rect.x() + 36, rect.y(), rect.width() - 48, rect.height())
         icon = QRectF(rect.x() + 12, rect.y(), 16, rect.height())
         has_two_lines = self._height == TWO_LINES_HEIGHT
@@ -30,24 +30,24 @@ class _CardDelegate(ListRowDelegate):
             icon = QRectF(icon.x(), rect.y() + 6, 16, 16)
         draw_icon(painter, card.icon, icon, ink("foreground"))
         name = paint_text(painter, title, tr(card.title), ink("foreground"), 12)
-        beside = painted_width(painter, name) + 8
+        beside = text_width(painter, name) + 8
         hint = title.translated(0, 18) if has_two_lines else title.adjusted(beside, 0, 0, 0)
         dim, elide = ink("descriptionForeground"), Qt.TextElideMode.ElideRight
         paint_text(painter, hint, tr(card.hint), dim, 11, elide=elide)
 
 
 class StrategyList(QListWidget):
-    """`chosen` carries the name of a row that was selected; `explained` that of one that was activated
-    (return or a double click). `moved`: another row was chosen elsewhere.
+    """`strategy_selected` carries the name of a row that was selected; `details_requested` that of one that
+    was activated (return or a double click). `choice_changed`: another row was chosen elsewhere.
     """
 
-    chosen = Signal(str)
-    moved = Signal()
-    explained = Signal(str)
+    strategy_selected = Signal(str)
+    choice_changed = Signal()
+    details_requested = Signal(str)
 
     def __init__(self, theme: Theme, *, two_lines: bool = False, tooltip: str = "") -> None:
         super().__init__()
-        self.setItemDelegate(_CardDelegate(theme, self, TWO_LINES_HEIGHT if two_lines else ROW_HEIGHT))
+        self.setItemDelegate(_SpecDelegate(theme, self, TWO_LINES_HEIGHT if two_lines else ROW_HEIGHT))
         self.setAccessibleName(tr("Strategies"))
         self.setMouseTracking(True)
         for card in STRATEGIES.values():
@@ -57,12 +57,12 @@ class StrategyList(QListWidget):
             item.setData(Qt.ItemDataRole.AccessibleTextRole, f"{title}: {tr(card.hint)}")
             item.setToolTip(f"{tr(card.summary)}\n{tooltip}".strip())
             self.addItem(item)
-        self.itemSelectionChanged.connect(self._selected)
-        self.itemActivated.connect(lambda item: self.explained.emit(self.name_of(item)))
-        self.itemDoubleClicked.connect(lambda item: self.explained.emit(self.name_of(item)))
+        self.itemSelectionChanged.connect(self._on_selection_changed)
+        self.itemActivated.connect(lambda item: self.details_requested.emit(self.get_name(item)))
+        self.itemDoubleClicked.connect(lambda item: self.details_requested.emit(self.get_name(item)))
         theme.changed.connect(self.viewport().update)
 
-    def show_choice(self, name: str) -> None:
+    def set_choice(self, name: str) -> None:
         row = list(STRATEGIES).index(name) if name in STRATEGIES else -1
         if row == self.currentRow():
             return
@@ -71,18 +71,18 @@ class StrategyList(QListWidget):
             self.clearSelection()
         self.setCurrentRow(row)
         self.blockSignals(False)
-        self.moved.emit()
+        self.choice_changed.emit()
 
     @property
-    def chosen_rect(self) -> QRect:
+    def selected_rect(self) -> QRect:
         return self.visualItemRect(self.currentItem()) if self.currentItem() is not None else QRect()
 
     @staticmethod
-    def name_of(item: QListWidgetItem) -> str:
-        card: StrategyCard = item.data(DATA_ROLE)
+    def get_name(item: QListWidgetItem) -> str:
+        card: StrategySpec = item.data(DATA_ROLE)
         return card.name
 
-    def _selected(self) -> None:
+    def _on_selection_changed(self) -> None:
         items = self.selectedItems()
         if items:
-            self.chosen.emit(self.name_of(items[0]))
+            self.strategy_selected.emit(self.get_name(items[0]))

@@ -19,11 +19,11 @@ from rankdeck.run.series import Floats, Series
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
-from rankdeck_app.widgets.painting import CENTER, LEFT, RIGHT, chart_font, dashed_line, paint_text
-from rankdeck_app.widgets.time_words import ago_label
+from rankdeck_app.widgets.painting import CENTER, LEFT, RIGHT, chart_font, dashed_pen, paint_text
+from rankdeck_app.widgets.time_text import ago_label
 
 
-def held(series: Series | None, x0: float, x1: float, hold_s: float, num_columns: int) -> Floats:
+def hold_values(series: Series | None, x0: float, x1: float, hold_s: float, num_columns: int) -> Floats:
     """The value of every column of pixels in a window, NaN where nothing is known; it holds for `hold_s`.
 
     Where several values share a column the greatest of them stays in sight.
@@ -73,24 +73,24 @@ def area_image(
     pixels[:] = ground.rgb()
     rows = np.arange(height - 1, -1, -1)[None, :, None]
     if second is not None:
-        low, high = _span(second[0], height)
+        low, high = _line_span(second[0], height)
         pixels[(rows >= low) & (rows <= high)] = second[1].rgb()
-    low, high = _span(levels, height)
+    low, high = _line_span(levels, height)
     below, on = rows < low, (rows >= low) & (rows <= high)
     for index in range(count):
-        pixels[index][below[index]] = _over(fills[index], ground)
+        pixels[index][below[index]] = _blend(fills[index], ground)
         pixels[index][on[index]] = lines[index].rgb()
-    return image_of(pixels.reshape(count * height, width))
+    return make_image(pixels.reshape(count * height, width))
 
 
-def image_of(pixels: NDArray[np.uint32]) -> QImage:
+def make_image(pixels: NDArray[np.uint32]) -> QImage:
     """(height, width) pixels as 0xAARRGGBB, opaque."""
     height, width = pixels.shape
     # copy(): the image must not outlive the array whose memory it would borrow.
     return QImage(pixels.tobytes(), width, height, 4 * width, QImage.Format.Format_RGB32).copy()
 
 
-def _span(levels: NDArray[np.floating], height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _line_span(levels: NDArray[np.floating], height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """(lowest, highest) pixel of the line in every column, each (curves, 1, columns); nothing where unknown.
 
     A step reaches from the level before to its own, so that the line is whole.
@@ -104,7 +104,7 @@ def _span(levels: NDArray[np.floating], height: int) -> tuple[NDArray[np.intp], 
     return low[:, None, :], high[:, None, :]
 
 
-def _over(color: QColor, ground: QColor) -> int:
+def _blend(color: QColor, ground: QColor) -> int:
     """A translucent colour on the ground, as one opaque pixel."""
     share = color.alphaF()
     channels = zip(color.getRgb()[:3], ground.getRgb()[:3], strict=True)  # type: ignore[index]
@@ -118,9 +118,9 @@ def _over(color: QColor, ground: QColor) -> int:
 
 AXIS_HEIGHT = 14
 _GAP = 14.0
-_HEAD = 15.0
-_COLUMNS = 2
-_LEAST_PLOT = 34
+_HEADER_HEIGHT = 15.0
+_NUM_COLUMNS = 2
+_MIN_PLOT_HEIGHT = 34
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,12 @@ class Track:
     limits: Sequence[TrackLimit] = ()
     marks: Sequence[TrackMark] = ()
     tone: str = ""
-    in_words: Callable[[float], str] = str
+    format_value: Callable[[float], str] = str
     """A value of the curve."""
 
 
 @dataclass(frozen=True, eq=False)
-class TracksFigure:
+class DeviceTracksData:
     """All tracks of a device. Never equal to another: the series grow in their places."""
 
     tracks: Sequence[Track] = ()
@@ -165,60 +165,60 @@ class TracksFigure:
     is_old: bool = False
 
 
-class DeviceTracks(Chart[TracksFigure]):
+class DeviceTracks(Chart[DeviceTracksData]):
     """The plots of one device."""
 
     def __init__(self, theme: Theme) -> None:
-        super().__init__(theme, TracksFigure(), tr("Readings of one device over time"))
+        super().__init__(theme, DeviceTracksData(), tr("Readings of one device over time"))
 
     def describe(self) -> str:
-        return "; ".join(f"{track.title}: {track.text}" for track in self.figure.tracks)
+        return "; ".join(f"{track.title}: {track.text}" for track in self.data.tracks)
 
     @property
     def _num_rows(self) -> int:
-        return max(1, -(-len(self.figure.tracks) // _COLUMNS))
+        return max(1, -(-len(self.data.tracks) // _NUM_COLUMNS))
 
     def sizeHint(self) -> QSize:
         return QSize(600, 240)
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(300, int(self._num_rows * (_LEAST_PLOT + _HEAD)) + AXIS_HEIGHT)
+        return QSize(300, int(self._num_rows * (_MIN_PLOT_HEIGHT + _HEADER_HEIGHT)) + AXIS_HEIGHT)
 
-    def box_of(self, index: int) -> QRectF:
+    def track_rect(self, index: int) -> QRectF:
         """Where a track stands."""
-        width = (self.width() - _GAP * (_COLUMNS - 1)) / _COLUMNS
+        width = (self.width() - _GAP * (_NUM_COLUMNS - 1)) / _NUM_COLUMNS
         height = (self.height() - AXIS_HEIGHT) / self._num_rows
         column, row = index // self._num_rows, index % self._num_rows
         return QRectF(column * (width + _GAP), row * height, width, height)
 
     def tooltip_at(self, x: float, y: float) -> str:
         """The value at the moment under the pointer."""
-        x0, x1 = self.figure.x_range
-        for index, track in enumerate(self.figure.tracks):
-            box = self.box_of(index)
+        x0, x1 = self.data.x_range
+        for index, track in enumerate(self.data.tracks):
+            box = self.track_rect(index)
             if box.contains(x, y):
                 at = x0 + (x - box.left()) / box.width() * (x1 - x0)
                 value = value_at(track.curve, at, track.hold_s, (x1 - x0) / box.width())
-                words = tr("not known") if value is None else track.in_words(value)
+                words = tr("not known") if value is None else track.format_value(value)
                 return f"{track.title}, {ago_label(round(at - x1))}: {words}"
         return ""
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        width = self.box_of(0).width()
-        for index, track in enumerate(self.figure.tracks):
-            self._paint_track(painter, track, self.box_of(index))
-        for column in range(_COLUMNS):
+        width = self.track_rect(0).width()
+        for index, track in enumerate(self.data.tracks):
+            self._paint_track(painter, track, self.track_rect(index))
+        for column in range(_NUM_COLUMNS):
             self._paint_axis(
                 painter, QRectF(column * (width + _GAP), self.height() - AXIS_HEIGHT, width, AXIS_HEIGHT)
             )
 
     def _paint_track(self, painter: QPainter, track: Track, box: QRectF) -> None:
-        colors, old = self._colors, self.figure.is_old
-        head = QRectF(box.left(), box.top(), box.width(), _HEAD)
+        colors, old = self._colors, self.data.is_old
+        head = QRectF(box.left(), box.top(), box.width(), _HEADER_HEIGHT)
         paint_text(painter, head, track.title, colors.muted, 11)
-        ink = colors.muted if old else colors.of_tone(track.tone)
+        ink = colors.muted if old else colors.tone_color(track.tone)
         paint_text(painter, head, track.text, ink, 11, RIGHT, bold=track.tone != "muted", mono=True)
-        plot = QRectF(box.left(), box.top() + _HEAD, box.width(), box.height() - _HEAD - 5)
+        plot = QRectF(box.left(), box.top() + _HEADER_HEIGHT, box.width(), box.height() - _HEADER_HEIGHT - 5)
         self._paint_curve(painter, track, plot)
         self._paint_limits(painter, track, plot)
 
@@ -227,23 +227,24 @@ class DeviceTracks(Chart[TracksFigure]):
         width, height = round(plot.width() * ratio), round(plot.height() * ratio)
         if width < 2 or height < 2:
             return
-        line, fill = colors.of_curve(track.tone)
+        line, fill = colors.curve_colors(track.tone)
         top = max(track.top, 1e-9)
-        x0, x1 = self.figure.x_range
+        x0, x1 = self.data.x_range
         levels, second = (
-            held(series, x0, x1, track.hold_s, width)[None, :] / top for series in (track.curve, track.second)
+            hold_values(series, x0, x1, track.hold_s, width)[None, :] / top
+            for series in (track.curve, track.second)
         )
-        line = colors.muted if self.figure.is_old else line
+        line = colors.muted if self.data.is_old else line
         image = area_image(levels, height, [line], [fill], colors.track, (second, colors.axis))
         painter.drawImage(plot, image)
 
     def _paint_limits(self, painter: QPainter, track: Track, plot: QRectF) -> None:
         for limit in track.limits:
             if 0 < limit.value <= track.top:
-                painter.setPen(dashed_line(self._colors.capacity if limit.is_hard else self._colors.muted))
+                painter.setPen(dashed_pen(self._colors.capacity if limit.is_hard else self._colors.muted))
                 y = plot.bottom() - plot.height() * limit.value / track.top
                 painter.drawLine(QPointF(plot.left(), y), QPointF(plot.right(), y))
-        x0, x1 = self.figure.x_range
+        x0, x1 = self.data.x_range
         metrics, ink, taken = QFontMetricsF(chart_font(10)), self._colors.lead_text, plot.left()
         for mark in track.marks:
             if x0 <= mark.at_s <= x1:
@@ -257,13 +258,13 @@ class DeviceTracks(Chart[TracksFigure]):
                     taken = left + width + 6
 
     def _paint_axis(self, painter: QPainter, box: QRectF) -> None:
-        x0, x1 = self.figure.x_range
-        middle, end = f"-{span_words((x1 - x0) / 2)}", f"-{span_words(x1 - x0)}"
+        x0, x1 = self.data.x_range
+        middle, end = f"-{span_text((x1 - x0) / 2)}", f"-{span_text(x1 - x0)}"
         for align, text in ((LEFT, end), (CENTER, middle), (RIGHT, tr("now"))):
             paint_text(painter, box, text, self._colors.axis, 10, align)
 
 
-def span_words(seconds: float) -> str:
+def span_text(seconds: float) -> str:
     """'60 s', '10 min', '1 h', '2.5 h'."""
     if seconds < 120:
         return f"{seconds:.0f} s"

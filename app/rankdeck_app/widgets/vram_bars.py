@@ -16,7 +16,7 @@ from itertools import takewhile
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPaintEvent, QPen
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.base.units import format_bytes
 from rankdeck.run.imbalance import Imbalance
 from rankdeck_app.language import tr
@@ -27,53 +27,53 @@ from rankdeck_app.widgets.chart import (
     LegendEntry,
     PlacedEntry,
     bytes_table,
-    paint_entries,
+    layout_legend,
+    paint_legend_line,
     paint_tick,
-    place_entries,
 )
-from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit, ink_on
-from rankdeck_app.widgets.device_rows import HostMarks, label_width, natural_height
+from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit, text_color_on
+from rankdeck_app.widgets.device_rows import HostLabels, label_width, preferred_height
 from rankdeck_app.widgets.painting import (
     CENTER,
     LEFT,
     RIGHT,
     chart_font,
-    dashed_line,
+    dashed_pen,
     paint_segments,
     paint_text,
     paint_track,
 )
 
 LEGEND_HEIGHT = 18
-TALL_ROW = 11
-_LEAST_BAR = 84.0
-_LEAST_BESIDE_RATIO = 120.0
-_LEAST_WRITTEN_IN = 8.0
+TALL_ROW_HEIGHT = 11
+_MIN_BAR_WIDTH = 84.0
+_MIN_BAR_WIDTH_WITH_RATIO = 120.0
+_MIN_TEXT_BAR_HEIGHT = 8.0
 """Height of a bar from which a text stands in it, in pixels."""
-MEDIAN, PREDICTED = marked("median, others"), marked("predicted")
+MEDIAN_LABEL, PREDICTED_LABEL = tr_noop("median, others"), tr_noop("predicted")
 _MEDIAN_DASHES = (3, 2)
-_VEIL = 0.6
+_OVERLAY_ALPHA = 0.6
 
 
 @dataclass(frozen=True)
 class DeviceBar:
-    """One row. None is unknown, and `missing` stands in its place; what `is_old` is grey. The kinds need not
-    add up to the total, the rest is drawn as one plain segment.
+    """One row. None is unknown, and `missing_text` stands in its place; what `is_stale` is grey. The kinds
+    need not add up to the total, the rest is drawn as one plain segment.
     """
 
     label: str
     total_bytes: int | None
     by_kind: Mapping[str, int] | None = None
     note: str = ""
-    missing: str = UNKNOWN
-    is_old: bool = False
+    missing_text: str = UNKNOWN
+    is_stale: bool = False
     predicted_bytes: int | None = None
     ghost_bytes: int | None = None
     host: str = ""
 
 
 @dataclass(frozen=True)
-class BarsFigure:
+class VramBarsData:
     """Everything that the bars show at one moment. `capacity_bytes` None: the largest total is the scale.
 
     `labels` names the kinds in English, in the order of the segments; `ghost` says what its bars are of.
@@ -104,34 +104,34 @@ class BarsFigure:
         return byte_unit(self.largest_bytes or self.scale_bytes)
 
     @property
-    def notable(self) -> Imbalance | None:
+    def notable_imbalance(self) -> Imbalance | None:
         return self.imbalance if self.imbalance is not None and self.imbalance.is_notable else None
 
 
-class _Columns:
+class _BarLayout:
     """Where things stand in a row, in pixels: of a chart of some width, whose rows share a `room`."""
 
-    def __init__(self, figure: BarsFigure, number: str, width: float, room: float) -> None:
+    def __init__(self, figure: VramBarsData, number: str, width: float, room: float) -> None:
         num_rows = max(1, len(figure.bars))
         self.row_height = min(room / num_rows, 72.0)
         self.text_size = 12 if self.row_height >= 13 else 10 if self.row_height >= 10 else 9
         self.unit_px = min(10, self.text_size)
         hosts = [bar.host for bar in figure.bars]
-        self.marks = HostMarks([bar.label for bar in figure.bars], hosts, self.row_height)
-        self.bar_left = self.marks.width + label_width(self.marks.names, self.text_size) + 10
+        self.host_labels = HostLabels([bar.label for bar in figure.bars], hosts, self.row_height)
+        self.bar_left = self.host_labels.width + label_width(self.host_labels.names, self.text_size) + 10
         mono = QFontMetricsF(chart_font(self.text_size, bold=True, mono=True))
         self.number_width = max(mono.horizontalAdvance("8888.8"), mono.horizontalAdvance(number))
         self.unit_width = QFontMetricsF(chart_font(self.unit_px)).horizontalAdvance(figure.unit[1]) + 4
         bar_width = width - self.bar_left - self.number_width - self.unit_width - 10
         # Where it is narrow the ratio goes first: the strip of figures above has it too.
         ratio_width = mono.horizontalAdvance("88.8× ▲") + 10 if num_rows > 1 else 0.0
-        self.has_ratio = num_rows > 1 and bar_width - ratio_width >= _LEAST_BESIDE_RATIO
+        self.has_ratio = num_rows > 1 and bar_width - ratio_width >= _MIN_BAR_WIDTH_WITH_RATIO
         bar_width -= ratio_width * self.has_ratio
         # Where the lead bar nearly fills the scale its excess is written behind the end of it, or in it.
         widest = "+888.8 MiB" if figure.scale_bytes == figure.largest_bytes else "+88.8 GiB"
         excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance(widest) + 10
         has_room = bar_width * (1 - figure.largest_bytes / figure.scale_bytes) >= excess_width
-        if num_rows < 2 or has_room or bar_width - excess_width < _LEAST_BAR:
+        if num_rows < 2 or has_room or bar_width - excess_width < _MIN_BAR_WIDTH:
             excess_width = 0.0
         self.bar_width = max(20.0, bar_width - excess_width)
         self.number_left = self.bar_left + self.bar_width + excess_width + 6
@@ -145,79 +145,81 @@ class _Columns:
         return int((y - self.top) // self.row_height)
 
 
-class VramBars(Chart[BarsFigure]):
+class VramBars(Chart[VramBarsData]):
     """The bars of a run's devices, readable from 1 to 16 of them."""
 
     def __init__(self, theme: Theme) -> None:
-        super().__init__(theme, BarsFigure(), tr("Memory per device"))
+        super().__init__(theme, VramBarsData(), tr("Memory per device"))
 
     def describe(self) -> str:
         return ", ".join(
             tr("{device}: unknown", device=bar.label)
             if bar.total_bytes is None
             else f"{bar.label}: {format_bytes(bar.total_bytes)}"
-            for bar in self.figure.bars
+            for bar in self.data.bars
         )
 
     def sizeHint(self) -> QSize:
-        return QSize(420, max(90, natural_height(len(self.figure.bars)) + 2 * LEGEND_HEIGHT))
+        return QSize(420, max(90, preferred_height(len(self.data.bars)) + 2 * LEGEND_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(300, max(60, int(9.2 * len(self.figure.bars)) + LEGEND_HEIGHT + 6))
+        return QSize(300, max(60, int(9.2 * len(self.data.bars)) + LEGEND_HEIGHT + 6))
 
-    def _columns(self) -> _Columns:
+    def _make_layout(self) -> _BarLayout:
         room = self.height() - LEGEND_HEIGHT * len(self._legend_lines()) - 6
-        return _Columns(self.figure, self._number(self.figure.largest_bytes), self.width(), room)
+        return _BarLayout(self.data, self._format_number(self.data.largest_bytes), self.width(), room)
 
-    def _number(self, num_bytes: int) -> str:
-        divisor, _ = self.figure.unit
+    def _format_number(self, num_bytes: int) -> str:
+        divisor, _ = self.data.unit
         return f"{num_bytes / divisor:.1f}"
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        columns = self._columns()
+        columns = self._make_layout()
         ink = self._colors
-        columns.marks.paint(painter, columns.top, columns.row_height, ink.muted, ink.axis)
-        for index, bar in enumerate(self.figure.bars):
+        columns.host_labels.paint(painter, columns.top, columns.row_height, ink.muted, ink.axis)
+        for index, bar in enumerate(self.data.bars):
             self._paint_row(painter, columns, index, bar)
         self._paint_median(painter, columns)
         lines = self._legend_lines()
         for index, line in enumerate(lines):
             middle = self.height() - LEGEND_HEIGHT * (len(lines) - index - 0.5) + 2
-            paint_entries(painter, line, middle, self._colors.muted, px=self._legend_px())
+            paint_legend_line(painter, line, middle, self._colors.muted, px=self._legend_px())
 
-    def _paint_row(self, painter: QPainter, columns: _Columns, index: int, bar: DeviceBar) -> None:
-        notable = self.figure.notable
+    def _paint_row(self, painter: QPainter, columns: _BarLayout, index: int, bar: DeviceBar) -> None:
+        notable = self.data.notable_imbalance
         leads = notable is not None and notable.device == index
         row = QRectF(0, columns.top + index * columns.row_height, self.width(), columns.row_height)
         ink = self._colors.foreground if leads else self._colors.muted
         px = columns.text_size
-        named = QRectF(columns.marks.width, row.y(), columns.bar_left - columns.marks.width, row.height())
-        paint_text(painter, named, columns.marks.names[index], ink, px, bold=leads)
+        named = QRectF(
+            columns.host_labels.width, row.y(), columns.bar_left - columns.host_labels.width, row.height()
+        )
+        paint_text(painter, named, columns.host_labels.names[index], ink, px, bold=leads)
         bar_top = row.y() + (row.height() - columns.bar_height) / 2
         box = QRectF(columns.bar_left, bar_top, columns.bar_width, columns.bar_height)
         paint_track(painter, self._theme, box)
         room = QRectF(columns.number_left, row.y(), columns.number_width, row.height())
-        number = bar.missing if bar.total_bytes is None else self._number(bar.total_bytes)
-        ink = self._colors.muted if bar.total_bytes is None or bar.is_old else self._colors.foreground
+        number = bar.missing_text if bar.total_bytes is None else self._format_number(bar.total_bytes)
+        ink = self._colors.muted if bar.total_bytes is None or bar.is_stale else self._colors.foreground
         paint_text(painter, room, number, ink, px, RIGHT, bold=leads, mono=True)
         if bar.total_bytes is not None:
             room = QRectF(columns.unit_left, row.y(), columns.unit_width, row.height())
-            paint_text(painter, room, self.figure.unit[1], self._colors.muted, columns.unit_px)
+            paint_text(painter, room, self.data.unit[1], self._colors.muted, columns.unit_px)
             self._paint_segments(painter, box, bar, leads)
         self._paint_ghost(painter, box, bar)
         if bar.predicted_bytes is not None:
-            paint_tick(painter, self._colors, box, bar.predicted_bytes / self.figure.scale_bytes)
+            paint_tick(painter, self._colors, box, bar.predicted_bytes / self.data.scale_bytes)
         if notable is not None and leads and bar.total_bytes is not None:
             self._paint_excess(painter, columns, box, bar, notable)
 
     def _paint_segments(self, painter: QPainter, box: QRectF, bar: DeviceBar, leads: bool) -> None:
         assert bar.total_bytes is not None
-        scale = box.width() / self.figure.scale_bytes
-        if bar.is_old:
+        scale = box.width() / self.data.scale_bytes
+        if bar.is_stale:
             old = QRectF(box.left(), box.top(), bar.total_bytes * scale, box.height())
             painter.fillRect(old, self._colors.kinds["temporary"])
             return
-        held = {kind: (bar.by_kind or {}).get(kind, 0) for kind in self.figure.labels}
+        held = {kind: (bar.by_kind or {}).get(kind, 0) for kind in self.data.labels}
         segments = ((num_bytes * scale, self._kind_color(kind, leads)) for kind, num_bytes in held.items())
         left = paint_segments(painter, box, segments)
         rest = bar.total_bytes - sum(held.values())
@@ -228,11 +230,11 @@ class VramBars(Chart[BarsFigure]):
         """What would stand here, framed: what it takes more is hatched, what it takes less is veiled."""
         if bar.ghost_bytes is None:
             return
-        end = round(box.left() + bar.ghost_bytes * box.width() / self.figure.scale_bytes)
+        end = round(box.left() + bar.ghost_bytes * box.width() / self.data.scale_bytes)
         veil = QColor(self._colors.card)
-        veil.setAlphaF(_VEIL)
+        veil.setAlphaF(_OVERLAY_ALPHA)
         painter.fillRect(QRectF(end, box.top(), max(0.0, box.right() - end), box.height()), veil)
-        now = box.left() + (bar.total_bytes or 0) * box.width() / self.figure.scale_bytes
+        now = box.left() + (bar.total_bytes or 0) * box.width() / self.data.scale_bytes
         painter.fillRect(QRectF(now, box.top(), max(0.0, end - now), box.height()), self._ghost_brush())
         painter.setPen(QPen(self._colors.foreground, 1))
         painter.setBrush(Qt.BrushStyle.NoBrush)
@@ -246,48 +248,48 @@ class VramBars(Chart[BarsFigure]):
         return self._colors.hot if kind == "gathered" and leads else self._colors.kinds[kind]
 
     def _paint_excess(
-        self, painter: QPainter, columns: _Columns, box: QRectF, bar: DeviceBar, lead: Imbalance
+        self, painter: QPainter, columns: _BarLayout, box: QRectF, bar: DeviceBar, lead: Imbalance
     ) -> None:
-        scale = box.width() / self.figure.scale_bytes
+        scale = box.width() / self.data.scale_bytes
         end = box.left() + (bar.total_bytes or 0) * scale
         painter.setPen(QPen(self._colors.lead, 2))
         below = box.bottom() + min(3.0, (columns.row_height - columns.bar_height) / 2)
         painter.drawLine(QPointF(box.left() + lead.median_bytes * scale + 1, below), QPointF(end - 1, below))
         self._write_excess(painter, columns, box, bar, f"+{format_bytes(lead.excess_bytes)}")
         if lead.ratio is not None and columns.has_ratio:
-            room = _row_of(box, columns, columns.ratio_left, self.width())
+            room = _row_rect(box, columns, columns.ratio_left, self.width())
             ink, px = self._colors.lead_text, columns.text_size
             paint_text(painter, room, f"{lead.ratio:.1f}× ▲", ink, px, bold=True, mono=True)
 
     def _write_excess(
-        self, painter: QPainter, columns: _Columns, box: QRectF, bar: DeviceBar, excess: str
+        self, painter: QPainter, columns: _BarLayout, box: QRectF, bar: DeviceBar, excess: str
     ) -> None:
         """Behind the bar; where there is no room, in its amber part."""
-        scale, colors = box.width() / self.figure.scale_bytes, self._colors
+        scale, colors = box.width() / self.data.scale_bytes, self._colors
         held, px = bar.by_kind or {}, min(11, columns.text_size)
         end = box.left() + (bar.total_bytes or 0) * scale
-        before = takewhile(lambda kind: kind != "gathered", self.figure.labels)
+        before = takewhile(lambda kind: kind != "gathered", self.data.labels)
         hot = box.left() + sum(held.get(kind, 0) for kind in before) * scale
-        is_amber = box.height() >= _LEAST_WRITTEN_IN and not bar.is_old
+        is_amber = box.height() >= _MIN_TEXT_BAR_HEIGHT and not bar.is_stale
         hot_end = hot + held.get("gathered", 0) * scale if is_amber else hot
-        behind = _row_of(box, columns, end + 8, columns.number_left), colors.lead_text, LEFT
-        within = _row_of(box, columns, hot + 2, hot_end - 2), ink_on(colors.hot), CENTER
+        behind = _row_rect(box, columns, end + 8, columns.number_left), colors.lead_text, LEFT
+        within = _row_rect(box, columns, hot + 2, hot_end - 2), text_color_on(colors.hot), CENTER
         for size, (room, ink, align) in ((px, behind), (min(px, int(box.height()) + 1), within), (9, within)):
             if QFontMetricsF(chart_font(size, bold=True)).horizontalAdvance(excess) <= room.width():
                 paint_text(painter, room, excess, ink, size, align, bold=True)
                 return
 
-    def _paint_median(self, painter: QPainter, columns: _Columns) -> None:
-        imbalance = self.figure.imbalance
+    def _paint_median(self, painter: QPainter, columns: _BarLayout) -> None:
+        imbalance = self.data.imbalance
         if imbalance is None:
             return
-        x = columns.bar_left + columns.bar_width * imbalance.median_bytes / self.figure.scale_bytes
-        painter.setPen(dashed_line(self._colors.median, _MEDIAN_DASHES))
-        bottom = columns.top + columns.row_height * len(self.figure.bars)
+        x = columns.bar_left + columns.bar_width * imbalance.median_bytes / self.data.scale_bytes
+        painter.setPen(dashed_pen(self._colors.median, _MEDIAN_DASHES))
+        bottom = columns.top + columns.row_height * len(self.data.bars)
         painter.drawLine(QPointF(round(x) + 0.5, columns.top - 1), QPointF(round(x) + 0.5, bottom))
 
     def _is_tight(self) -> bool:
-        return self.height() - 2 * LEGEND_HEIGHT - 6 < TALL_ROW * max(1, len(self.figure.bars))
+        return self.height() - 2 * LEGEND_HEIGHT - 6 < TALL_ROW_HEIGHT * max(1, len(self.data.bars))
 
     def _legend_px(self) -> int:
         return 10 if self._is_tight() else 11
@@ -297,54 +299,54 @@ class VramBars(Chart[BarsFigure]):
         would be needed, the smallest kinds go unnamed.
         """
         entries, px = self._legend(), self._legend_px()
-        lines = [] if self._is_tight() else place_entries(entries, self.width(), px=px, one_line=False)
-        return lines if 0 < len(lines) <= 2 else place_entries(entries, self.width(), px=px)
+        lines = [] if self._is_tight() else layout_legend(entries, self.width(), px=px, one_line=False)
+        return lines if 0 < len(lines) <= 2 else layout_legend(entries, self.width(), px=px)
 
     def _legend(self) -> list[LegendEntry]:
         """The kinds of at least 1 % of the scale on some device, then the lines; a tooltip has all."""
-        figure, leads = self.figure, self.figure.notable is not None
+        figure, leads = self.data, self.data.notable_imbalance is not None
         entries = [
-            LegendEntry(tr(label), [self._kind_color(kind, leads)], self._most_of(kind))
+            LegendEntry(tr(label), [self._kind_color(kind, leads)], self._max_kind_bytes(kind))
             for kind, label in figure.labels.items()
-            if self._most_of(kind) >= 0.01 * figure.scale_bytes
+            if self._max_kind_bytes(kind) >= 0.01 * figure.scale_bytes
         ]
         if figure.imbalance:
-            entries.append(LegendEntry(tr(MEDIAN), dashed_line(self._colors.median, _MEDIAN_DASHES)))
+            entries.append(LegendEntry(tr(MEDIAN_LABEL), dashed_pen(self._colors.median, _MEDIAN_DASHES)))
         if figure.ghost:
             entries.append(LegendEntry(figure.ghost, [self._ghost_brush()]))
         if figure.has_prediction:
-            entries.append(LegendEntry(tr(PREDICTED), QPen(self._colors.foreground)))
+            entries.append(LegendEntry(tr(PREDICTED_LABEL), QPen(self._colors.foreground)))
         return entries
 
-    def _most_of(self, kind: str) -> int:
-        return max(((bar.by_kind or {}).get(kind, 0) for bar in self.figure.bars), default=0)
+    def _max_kind_bytes(self, kind: str) -> int:
+        return max(((bar.by_kind or {}).get(kind, 0) for bar in self.data.bars), default=0)
 
     def tooltip_at(self, x: float, y: float) -> str:
-        index = self._columns().row_at(y)
-        if index >= len(self.figure.bars):
+        index = self._make_layout().row_at(y)
+        if index >= len(self.data.bars):
             return ", ".join(entry.text for entry in self._legend())
-        return self.tooltip_of(index) if index >= 0 else ""
+        return self.bar_tooltip(index) if index >= 0 else ""
 
-    def tooltip_of(self, index: int) -> str:
+    def bar_tooltip(self, index: int) -> str:
         """What one device holds, by kind, for the pointer that rests on its bar."""
-        bar = self.figure.bars[index]
+        bar = self.data.bars[index]
         if bar.total_bytes is None:
             return tr("{device}: not known yet", device=bar.label)
-        held, labels = bar.by_kind or {}, self.figure.labels
+        held, labels = bar.by_kind or {}, self.data.labels
         kinds = bytes_table((tr(label), held[kind]) for kind, label in labels.items() if held.get(kind))
         note = f"<br>{bar.note}" if bar.note else ""
-        lead = self.figure.imbalance
+        lead = self.data.imbalance
         if lead is not None and lead.device == index:
             above = tr("{size} above the median of the others", size=format_bytes(lead.excess_bytes))
             note += f"<br>{above}"
         if bar.predicted_bytes is not None:
             note += f"<br>{prediction_text(bar.total_bytes, bar.predicted_bytes)}"
         if bar.ghost_bytes is not None:
-            note += f"<br>{self.figure.ghost}: {format_bytes(bar.ghost_bytes)}"
+            note += f"<br>{self.data.ghost}: {format_bytes(bar.ghost_bytes)}"
         return f"<b>{bar.label}</b>&nbsp;&nbsp;{format_bytes(bar.total_bytes)}{note}{kinds}"
 
 
-def _row_of(box: QRectF, columns: _Columns, left: float, right: float) -> QRectF:
+def _row_rect(box: QRectF, columns: _BarLayout, left: float, right: float) -> QRectF:
     """From `left` to `right` in the row of a bar."""
     return QRectF(left, box.center().y() - columns.row_height / 2, right - left, columns.row_height)
 

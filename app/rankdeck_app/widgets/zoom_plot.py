@@ -25,8 +25,8 @@ from rankdeck_app.widgets.layouts import push_button
 from rankdeck_app.widgets.painting import chart_font
 from rankdeck_app.widgets.plot_axes import ValueAxis
 
-LEAST_INTERVAL_S = 0.1
-_CLOSEST = 1.0
+MIN_DRAW_INTERVAL_S = 0.1
+_MIN_X_RANGE = 1.0
 """Steps, samples or seconds that stay in sight however close a person zooms."""
 LABEL_MARGIN = 1
 """Of the plate of a label around its text, in pixels."""
@@ -43,21 +43,21 @@ class ZoomPlot(pg.PlotWidget):
         super().__init__(axisItems={"bottom": x_axis, "left": ValueAxis("left")}, enableMenu=False)
         self._theme = theme
         self._colors = ChartColors(theme)
-        self.follows = True
+        self.is_following = True
         """Whether the ranges follow the data; a person who zooms or pans takes them over."""
-        self._reset = push_button(
+        self._reset_button = push_button(
             tr("Reset zoom"),
             tr("Follow the data again (Escape, or a double click)"),
-            self.follow,
+            self.reset_zoom,
             height=20,
         )
-        self._reset.setParent(self)
-        self._reset.hide()
-        self._marked: float | None = None
+        self._reset_button.setParent(self)
+        self._reset_button.hide()
+        self._mark_value: float | None = None
         self._mark = pg.InfiniteLine(angle=90, movable=False)
         self._mark.hide()
         self._labels: list[pg.TextItem] = []
-        self.drawn_at = 0.0
+        self.last_drawn_s = 0.0
         """When it was drawn last, on the monotonic clock."""
         self._stale = True
         self.setAccessibleName(name)
@@ -79,9 +79,9 @@ class ZoomPlot(pg.PlotWidget):
         view = plot.getViewBox()
         view.disableAutoRange()
         view.setMouseEnabled(x=True, y=False)
-        view.sigRangeChangedManually.connect(self._take_hand)
-        self._crosshair, self._awaited = crosshair.Crosshair(self, theme), pg.TextItem(anchor=(0.5, 0.5))
-        for item in (self._mark, self._crosshair.line, self._awaited):
+        view.sigRangeChangedManually.connect(self._on_range_changed)
+        self._crosshair, self._empty_label = crosshair.Crosshair(self, theme), pg.TextItem(anchor=(0.5, 0.5))
+        for item in (self._mark, self._crosshair.line, self._empty_label):
             self.addItem(item, ignoreBounds=True)
         self.viewport().setMouseTracking(True)
         theme.changed.connect(self.retheme)
@@ -89,43 +89,43 @@ class ZoomPlot(pg.PlotWidget):
     def sizeHint(self) -> QSize:
         return QSize(360, 160)
 
-    def follow(self) -> None:
-        self._show_zoom(follows=True)
+    def reset_zoom(self) -> None:
+        self._set_following(is_following=True)
         self.request_draw(now=True)
 
-    def _take_hand(self, *_: object) -> None:
-        self._show_zoom(follows=False)
+    def _on_range_changed(self, *_: object) -> None:
+        self._set_following(is_following=False)
         self.request_draw()
 
-    def _show_zoom(self, *, follows: bool) -> None:
-        self.follows = follows
-        self._reset.setVisible(not follows)
+    def _set_following(self, *, is_following: bool) -> None:
+        self.is_following = is_following
+        self._reset_button.setVisible(not is_following)
         self.zoom_changed.emit()
 
     @property
-    def zoom_words(self) -> str:
+    def zoom_text(self) -> str:
         """What is seen of it, where a person chose that; else empty."""
-        if self.follows:
+        if self.is_following:
             return ""
-        x0, x1 = (self.x_words(x) for x in self.visible_x())
+        x0, x1 = (self.x_text(x) for x in self.visible_x())
         return tr("zoomed: {first} to {last}", first=x0, last=x1)
 
-    def x_words(self, x: float) -> str:
+    def x_text(self, x: float) -> str:
         """A place on the axis."""
         return f"{x:,.0f}"
 
-    def mark(self, at: float | None) -> None:
+    def set_mark(self, at: float | None) -> None:
         """An upright line at a moment, or at a step where these stand on the axis; None marks none."""
-        if at != self._marked:
-            self._marked = at
-            self.place_mark()
+        if at != self._mark_value:
+            self._mark_value = at
+            self.update_mark()
 
-    def place_mark(self) -> None:
-        self._mark.setVisible(self._marked is not None)
-        if self._marked is not None:
-            self._mark.setPos(self.mark_x(self._marked))
+    def update_mark(self) -> None:
+        self._mark.setVisible(self._mark_value is not None)
+        if self._mark_value is not None:
+            self._mark.setPos(self.mark_position(self._mark_value))
 
-    def mark_x(self, at: float) -> float:
+    def mark_position(self, at: float) -> float:
         """Where on the axis that is."""
         return at
 
@@ -134,15 +134,15 @@ class ZoomPlot(pg.PlotWidget):
         x0, x1 = self.visible_x()
         middle, half = (x0 + x1) / 2 + shift * (x1 - x0), factor * (x1 - x0) / 2
         self.getViewBox().setXRange(middle - half, middle + half, padding=0)
-        self._take_hand()
+        self._on_range_changed()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         moves = {
             Qt.Key.Key_Plus: (0.5, 0.0), Qt.Key.Key_Equal: (0.5, 0.0), Qt.Key.Key_Minus: (2.0, 0.0),
             Qt.Key.Key_Left: (1.0, -0.2), Qt.Key.Key_Right: (1.0, 0.2),
         }  # fmt: skip
-        if event.key() == Qt.Key.Key_Escape and not self.follows:
-            self.follow()
+        if event.key() == Qt.Key.Key_Escape and not self.is_following:
+            self.reset_zoom()
         elif event.key() in moves and not event.modifiers() & Qt.KeyboardModifier.ControlModifier:
             self.zoom_by(*moves[Qt.Key(event.key())])
         else:
@@ -152,7 +152,7 @@ class ZoomPlot(pg.PlotWidget):
         """The data changed. It is drawn by `tick`, at most ten times a second."""
         self._stale = True
         if now:
-            self.drawn_at = 0.0
+            self.last_drawn_s = 0.0
             self.tick()
 
     def tick(self) -> bool:
@@ -160,10 +160,10 @@ class ZoomPlot(pg.PlotWidget):
         Returns whether it drew.
         """
         now = time.monotonic()
-        if not self._stale or now - self.drawn_at < LEAST_INTERVAL_S or not self.isVisible():
+        if not self._stale or now - self.last_drawn_s < MIN_DRAW_INTERVAL_S or not self.isVisible():
             return False
         self._stale = False
-        self.drawn_at = now
+        self.last_drawn_s = now
         self.draw()
         return True
 
@@ -175,18 +175,18 @@ class ZoomPlot(pg.PlotWidget):
         """Gives the items the colours of the theme."""
         raise NotImplementedError
 
-    def show_nothing(self, text: str) -> None:
+    def show_empty(self, text: str) -> None:
         """There is nothing to draw yet."""
-        self.set_ranges(self.choose_x((0.0, 1.0)), (0.0, 1.0))
-        self.await_data(text)
+        self.set_ranges(self.choose_x_range((0.0, 1.0)), (0.0, 1.0))
+        self.set_empty_text(text)
 
-    def await_data(self, text: str) -> None:
+    def set_empty_text(self, text: str) -> None:
         """There is nothing to draw yet: the plot says what it waits for, and its axes name nothing."""
         is_empty = bool(text)
-        if self._awaited.isVisible() == is_empty and self._awaited.toPlainText() == text:
+        if self._empty_label.isVisible() == is_empty and self._empty_label.toPlainText() == text:
             return
-        self._awaited.setText(text)
-        self._awaited.setVisible(is_empty)
+        self._empty_label.setText(text)
+        self._empty_label.setVisible(is_empty)
         if is_empty:
             for item in self.getPlotItem().items:
                 if isinstance(item, (pg.PlotCurveItem, pg.ScatterPlotItem)):
@@ -194,7 +194,7 @@ class ZoomPlot(pg.PlotWidget):
         for side in ("left", "bottom"):
             self.getPlotItem().getAxis(side).setStyle(showValues=not is_empty)
         (x0, x1), (y0, y1) = self.getViewBox().viewRange()
-        self._awaited.setPos((x0 + x1) / 2, (y0 + y1) / 2)
+        self._empty_label.setPos((x0 + x1) / 2, (y0 + y1) / 2)
 
     def add_label(self, right: float) -> pg.TextItem:
         """A text on a plate of its own above the curves; `right` is the share of it that lies left of its
@@ -205,17 +205,17 @@ class ZoomPlot(pg.PlotWidget):
         label.setZValue(10)
         self.addItem(label, ignoreBounds=True)
         self._labels.append(label)
-        self._lay_plate(label)
+        self._update_label_background(label)
         return label
 
     def remove_label(self, label: pg.TextItem) -> None:
         self._labels.remove(label)
         self.removeItem(label)
 
-    def _lay_plate(self, label: pg.TextItem) -> None:
+    def _update_label_background(self, label: pg.TextItem) -> None:
         label.fill = pg.mkBrush(self._colors.card)
 
-    def readout(self, x: float) -> str:
+    def readout_text(self, x: float) -> str:
         """What stands at an x, for the pointer; empty for nothing."""
         return ""
 
@@ -230,19 +230,19 @@ class ZoomPlot(pg.PlotWidget):
             axis.setTickFont(chart_font(10))
         self._crosshair.recolor(self._colors)
         self._mark.setPen(pg.mkPen(self._colors.foreground, width=1))
-        self._awaited.setColor(self._colors.axis)
-        self._awaited.setFont(chart_font(11))
+        self._empty_label.setColor(self._colors.axis)
+        self._empty_label.setFont(chart_font(11))
         for label in self._labels:
-            self._lay_plate(label)
+            self._update_label_background(label)
         self.recolor(self._colors)
         self.request_draw(now=True)
 
-    def choose_x(self, followed: tuple[float, float], first: float = math.inf) -> tuple[float, float]:
+    def choose_x_range(self, followed: tuple[float, float], first: float = math.inf) -> tuple[float, float]:
         """The range of x to draw: `followed`, or what a person chose within it and back to `first`."""
         least, most = min(followed[0], first), followed[1]
-        closest = min(_CLOSEST, (most - least) / 10)
+        closest = min(_MIN_X_RANGE, (most - least) / 10)
         self.getViewBox().setLimits(xMin=least, xMax=most, minXRange=closest)
-        return followed if self.follows else self.visible_x()
+        return followed if self.is_following else self.visible_x()
 
     def set_ranges(self, x: tuple[float, float], y: tuple[float, float]) -> None:
         """Moves both ranges, if they differ from what is shown."""
@@ -252,7 +252,7 @@ class ZoomPlot(pg.PlotWidget):
 
     def show_ranges(self, x: tuple[float, float], y: tuple[float, float]) -> None:
         """Both ranges while the plot follows, else that of y for the x that a person chose."""
-        if self.follows:
+        if self.is_following:
             self.set_ranges(x, y)
         elif tuple(self.getViewBox().viewRange()[1]) != y:
             self.getViewBox().setYRange(*y, padding=0)
@@ -272,7 +272,7 @@ class ZoomPlot(pg.PlotWidget):
             event.ignore()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
-        self.follow()
+        self.reset_zoom()
         event.accept()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
@@ -283,10 +283,10 @@ class ZoomPlot(pg.PlotWidget):
             self._crosshair.hide()
             return
         x = view.mapSceneToView(QPointF(scene_point)).x()
-        taken = [] if self.follows else [self._reset]
-        self._crosshair.show(x, self.readout(x), self._drawn_curves(), taken)
+        taken = [] if self.is_following else [self._reset_button]
+        self._crosshair.show(x, self.readout_text(x), self._drawn_curves(), taken)
 
-    def _drawn_curves(self) -> list[crosshair.Curve]:
+    def _drawn_curves(self) -> list[crosshair.CurvePoints]:
         items = self.getPlotItem().items
         curves = [item for item in items if isinstance(item, pg.PlotCurveItem) and item.isVisible()]
         return [(x, y) for x, y in (curve.getData() for curve in curves) if x is not None and len(x)]
@@ -303,8 +303,8 @@ class ZoomPlot(pg.PlotWidget):
         super().resizeEvent(event)
         # PlotWidget resizes while it is being built, before there is anything to draw.
         if hasattr(self, "_stale"):
-            self._reset.adjustSize()
-            self._reset.move(self.width() - self._reset.width() - 4, 2)
+            self._reset_button.adjustSize()
+            self._reset_button.move(self.width() - self._reset_button.width() - 4, 2)
             self.request_draw()
 
 

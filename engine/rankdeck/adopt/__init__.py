@@ -1,6 +1,6 @@
 """From a run of a person's own script to a configuration of the same training.
 
-    seen.py        what the run's events tell: ranks, wrapper, optimizer, batch, steps
+    script_observation.py        what the run's events tell: ranks, wrapper, optimizer, batch, steps
     source.py      the script's text as a tree: names, imports, what an import of it would run
     tracing.py     from a name back to the call that made it, through assignments, wrappers and functions
     arguments.py   values that the text tells, those of argparse options included
@@ -9,7 +9,7 @@
     options.py    seed, clipping, schedulers
     adopt.py    what the text tells that a configuration does not take over
     options.py     what was seen, in a configuration's words
-    writing.py     the lines of the file, with what is to be filled in
+    toml_writer.py     the lines of the file, with what is to be filled in
     adopt.py       all of it together
 
 Nothing of the script is executed and torch is not imported. What neither the events nor the text tell is

@@ -17,12 +17,12 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from rankdeck.adopt.source import ScriptSource, own_attribute
-from rankdeck.adopt.tracing import origin_of, returned
+from rankdeck.adopt.source import ScriptSource, self_attribute
+from rankdeck.adopt.tracing import returned_origin, trace_origin
 
 UNKNOWN = object()
 """Of a value that the text does not tell; None is a value."""
-_DEEPEST = 20
+_MAX_DEPTH = 20
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -31,20 +31,20 @@ _OPERATORS: dict[type[ast.operator], Any] = {
     ast.FloorDiv: operator.floordiv,
 }
 _TYPES: dict[str, type[int | float | str]] = {"int": int, "float": float, "str": str}
-_PLAIN = {"default", "action", "nargs", "const", "choices", "dest", "required"}
+_LITERAL_KEYWORDS = {"default", "action", "nargs", "const", "choices", "dest", "required"}
 
 
 class ScriptValues:
     """What expressions of a script are worth. `args` are the script's own, as this run had them."""
 
     def __init__(self, source: ScriptSource, args: Sequence[str]) -> None:
-        self._options = _options(source, args)
+        self._options = _parse_options(source, args)
 
-    def of(self, source: ScriptSource, node: ast.expr, depth: int = 0) -> Any:
+    def evaluate(self, source: ScriptSource, node: ast.expr, depth: int = 0) -> Any:
         """The value of an expression, or UNKNOWN."""
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             return UNKNOWN
-        origin = origin_of(source, node)
+        origin = trace_origin(source, node)
         source, node = origin.source, origin.node
         if origin.index is not None:
             return UNKNOWN
@@ -53,7 +53,10 @@ class ScriptValues:
         except (ValueError, TypeError, SyntaxError, RecursionError):
             pass
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            left, right = self.of(source, node.left, depth + 1), self.of(source, node.right, depth + 1)
+            left, right = (
+                self.evaluate(source, node.left, depth + 1),
+                self.evaluate(source, node.right, depth + 1),
+            )
             if not (isinstance(left, int | float) and isinstance(right, int | float)):
                 return UNKNOWN
             try:
@@ -61,23 +64,23 @@ class ScriptValues:
             except (ArithmeticError, ValueError):
                 return UNKNOWN
         if isinstance(node, ast.List | ast.Tuple):
-            entries = [self.of(source, entry, depth + 1) for entry in node.elts]
+            entries = [self.evaluate(source, entry, depth + 1) for entry in node.elts]
             return UNKNOWN if any(entry is UNKNOWN for entry in entries) else entries
         if isinstance(node, ast.Subscript | ast.Attribute):
-            return self._part(source, node, depth + 1)
+            return self._evaluate_member(source, node, depth + 1)
         if isinstance(node, ast.Call):
-            return self._called(source, node, depth + 1)
+            return self._evaluate_call(source, node, depth + 1)
         return UNKNOWN
 
-    def _part(self, source: ScriptSource, node: ast.Subscript | ast.Attribute, depth: int) -> Any:
+    def _evaluate_member(self, source: ScriptSource, node: ast.Subscript | ast.Attribute, depth: int) -> Any:
         """`config["width"]`, `config.width`, and `args.width` of what a parser gave."""
         is_entry = isinstance(node, ast.Subscript)
         key = node.slice if isinstance(node, ast.Subscript) else ast.Constant(node.attr)
         name = key.value if isinstance(key, ast.Constant) else None
-        if not isinstance(name, str) or _is_set_again(source, node.value, name):
+        if not isinstance(name, str) or _is_reassigned(source, node.value, name):
             return UNKNOWN
-        made = origin_of(source, node.value)
-        while isinstance(made.node, ast.Call) and (inner := returned(made)) is not None:
+        made = trace_origin(source, node.value)
+        while isinstance(made.node, ast.Call) and (inner := returned_origin(made)) is not None:
             made = inner
         call = made.node
         if isinstance(call, ast.Dict) and is_entry:
@@ -86,36 +89,36 @@ class ScriptValues:
                 for key, value in zip(call.keys, call.values, strict=True)
                 if isinstance(key, ast.Constant)
             }
-            return self.of(made.source, values[name], depth) if name in values else UNKNOWN
+            return self.evaluate(made.source, values[name], depth) if name in values else UNKNOWN
         if not isinstance(call, ast.Call):
             return UNKNOWN
-        called = made.source.dotted(call.func) or ""
+        called = made.source.dotted_name(call.func) or ""
         if called.rpartition(".")[2] in ("parse_args", "parse_known_args") and not is_entry:
             return self._options.get(name, UNKNOWN)
-        found = _field_of(made.source, call, called, name)
-        return UNKNOWN if found is None else self.of(*found, depth)
+        found = _find_field(made.source, call, called, name)
+        return UNKNOWN if found is None else self.evaluate(*found, depth)
 
-    def _called(self, source: ScriptSource, call: ast.Call, depth: int) -> Any:
+    def _evaluate_call(self, source: ScriptSource, call: ast.Call, depth: int) -> Any:
         """int("8"), and what a function of the script's own returns."""
         kind = _TYPES.get(ast.unparse(call.func))
         if kind is not None and len(call.args) == 1 and not call.keywords:
-            value = self.of(source, call.args[0], depth)
+            value = self.evaluate(source, call.args[0], depth)
             try:
                 return kind(value) if isinstance(value, int | float | str) else UNKNOWN
             except (ValueError, OverflowError):
                 return UNKNOWN
-        inner = returned(origin_of(source, call))
-        return UNKNOWN if inner is None else self.of(inner.source, inner.node, depth)
+        inner = returned_origin(trace_origin(source, call))
+        return UNKNOWN if inner is None else self.evaluate(inner.source, inner.node, depth)
 
 
-def _field_of(
+def _find_field(
     source: ScriptSource, call: ast.Call, called: str, name: str
 ) -> tuple[ScriptSource, ast.expr] | None:
     """What a field of an object is, of the call that makes it: given there, or its class's default."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return source, keyword.value
-    found = source.definition_of(called)
+    found = source.find_definition(called)
     if found is None or not isinstance(found[1], ast.ClassDef):
         return None
     own, owner = found
@@ -134,12 +137,12 @@ def _field_of(
     return None if default is None else (own, default)
 
 
-def _is_set_again(source: ScriptSource, owner: ast.expr, name: str) -> bool:
+def _is_reassigned(source: ScriptSource, owner: ast.expr, name: str) -> bool:
     """Whether the text gives an entry or a field of that name another value, or may do so."""
     for node in ast.walk(source.tree):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         for target in targets:
-            if isinstance(target, ast.Attribute) and target.attr == name and own_attribute(target) is None:
+            if isinstance(target, ast.Attribute) and target.attr == name and self_attribute(target) is None:
                 return True
             if isinstance(target, ast.Subscript) and ast.unparse(target.slice) == repr(name):
                 return True
@@ -150,7 +153,7 @@ def _is_set_again(source: ScriptSource, owner: ast.expr, name: str) -> bool:
     )
 
 
-def _options(source: ScriptSource, args: Sequence[str]) -> dict[str, object]:
+def _parse_options(source: ScriptSource, args: Sequence[str]) -> dict[str, object]:
     """The script's options as its own parser would have them."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     for call in source.calls("add_argument"):
@@ -159,7 +162,7 @@ def _options(source: ScriptSource, args: Sequence[str]) -> dict[str, object]:
         for keyword in call.keywords:
             if keyword.arg == "type":
                 settings["type"] = _TYPES.get(ast.unparse(keyword.value))
-            elif keyword.arg in _PLAIN:
+            elif keyword.arg in _LITERAL_KEYWORDS:
                 try:
                     settings[keyword.arg] = ast.literal_eval(keyword.value)
                 except (ValueError, TypeError):

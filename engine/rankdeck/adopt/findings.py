@@ -16,14 +16,14 @@ from typing import Any
 from rankdeck.adopt.arguments import UNKNOWN
 from rankdeck.adopt.naming import Finding, Namer
 from rankdeck.adopt.source import ScriptSource
-from rankdeck.adopt.tracing import PARALLEL, Origin, origin_of, returned
-from rankdeck.config.checks import FILL_IN
+from rankdeck.adopt.tracing import PARALLEL_WRAPPERS, Origin, returned_origin, trace_origin
+from rankdeck.config.checks import PLACEHOLDER
 
-_HELD_OUT = ("val", "valid", "validation", "test", "eval", "heldout", "dev")
+_HELD_OUT_WORDS = ("val", "valid", "validation", "test", "eval", "heldout", "dev")
 
 
 @dataclass(frozen=True)
-class Script:
+class ScriptFiles:
     """The script's own file first, then the files beside it that it imports."""
 
     sources: list[ScriptSource]
@@ -34,11 +34,11 @@ class Script:
             for call in source.calls(*ends):
                 yield source, call
 
-    def value(self, source: ScriptSource, node: ast.expr | None) -> Any:
-        return UNKNOWN if node is None else self.namer.values.of(source, node)
+    def evaluate(self, source: ScriptSource, node: ast.expr | None) -> Any:
+        return UNKNOWN if node is None else self.namer.values.evaluate(source, node)
 
 
-def argument(call: ast.Call, name: str, at: int | None = None) -> ast.expr | None:
+def call_argument(call: ast.Call, name: str, at: int | None = None) -> ast.expr | None:
     """An argument of a call, by name or by place."""
     for keyword in call.keywords:
         if keyword.arg == name:
@@ -46,7 +46,7 @@ def argument(call: ast.Call, name: str, at: int | None = None) -> ast.expr | Non
     return call.args[at] if at is not None and at < len(call.args) else None
 
 
-def takes_more(call: ast.Call) -> bool:
+def has_unpacked_kwargs(call: ast.Call) -> bool:
     """Whether `**options` may hold any argument."""
     return any(keyword.arg is None for keyword in call.keywords)
 
@@ -54,19 +54,23 @@ def takes_more(call: ast.Call) -> bool:
 # The model.
 
 
-def model_origin(script: Script, optimizer: str) -> Origin | None:
+def find_model_origin(script: ScriptFiles, optimizer: str) -> Origin | None:
     """The expression that makes the model; `optimizer` is its class's name as it was seen."""
-    owner = _owner_of_parameters(script, optimizer) or given_to_trainer(script, "model", 0)
-    return None if owner is None else _entered(origin_of(*owner))
+    owner = _owner_of_parameters(script, optimizer) or find_trainer_argument(script, "model", 0)
+    return None if owner is None else _follow_return(trace_origin(*owner))
 
 
-def find_model(script: Script, origin: Origin | None, model: str) -> Finding:
+def find_model(script: ScriptFiles, origin: Origin | None, model: str) -> Finding:
     """What makes the model; `model` is its class's name as it was seen."""
     if origin is not None and isinstance(origin.node, ast.Call):
-        return _wraps(origin) or _without_forward(origin) or script.namer.named(origin, "build_model")
+        return (
+            _check_wrapped_model(origin)
+            or _check_missing_forward(origin)
+            or script.namer.name_call(origin, "build_model")
+        )
     for source, call in script.calls(model):
         found = Origin(source, call)
-        return _without_forward(found) or script.namer.named(found, "build_model")
+        return _check_missing_forward(found) or script.namer.name_call(found, "build_model")
     return Finding(
         notes=[
             f"The script trains a {model}; where it makes it was not found.",
@@ -75,31 +79,32 @@ def find_model(script: Script, origin: Origin | None, model: str) -> Finding:
     )
 
 
-def _wraps(origin: Origin) -> Finding | None:
+def _check_wrapped_model(origin: Origin) -> Finding | None:
     """Of a function that also wraps the model that it makes, which a strategy does here."""
     call = origin.node
     assert isinstance(call, ast.Call)
-    found = origin.source.definition_of(origin.source.dotted(call.func) or "")
+    found = origin.source.find_definition(origin.source.dotted_name(call.func) or "")
     if found is None or isinstance(found[1], ast.ClassDef):
         return None
     source, function = found
     for node in ast.walk(function):
-        name = (source.dotted(node.func) or "").rpartition(".")[2] if isinstance(node, ast.Call) else ""
-        if name in PARALLEL:
+        name = (source.dotted_name(node.func) or "").rpartition(".")[2] if isinstance(node, ast.Call) else ""
+        if name in PARALLEL_WRAPPERS:
             return Finding(
                 notes=[
-                    f"{origin.place} makes it with {origin.text}, which wraps it too ({source.place(node)}).",
+                    f"{origin.location} makes it with {origin.text}, which wraps it too "
+                    f"({source.location(node)}).",
                     "Here the strategy does that: name a function that returns the model alone.",
                 ]
             )
     return None
 
 
-def _without_forward(origin: Origin) -> Finding | None:
+def _check_missing_forward(origin: Origin) -> Finding | None:
     """Of a LightningModule that only trains: its loss is made in training_step, and nothing calls it."""
     call = origin.node
     assert isinstance(call, ast.Call)
-    found = origin.source.definition_of(origin.source.dotted(call.func) or "")
+    found = origin.source.find_definition(origin.source.dotted_name(call.func) or "")
     if found is None or not isinstance(found[1], ast.ClassDef):
         return None
     methods = {node.name for node in found[1].body if isinstance(node, ast.FunctionDef)}
@@ -107,37 +112,37 @@ def _without_forward(origin: Origin) -> Finding | None:
         return None
     return Finding(
         notes=[
-            f"{origin.place} makes it with {origin.text}, which has a training_step and no forward.",
+            f"{origin.location} makes it with {origin.text}, which has a training_step and no forward.",
             "Here the model is called on a batch's inputs: give it a forward, or name a function that",
             'returns the module that training_step calls, as "file.py:build_model".',
         ]
     )
 
 
-def _entered(origin: Origin) -> Origin:
+def _follow_return(origin: Origin) -> Origin:
     """Of an entry of what a function returns, where that is made."""
-    inner = returned(origin) if origin.index is not None else None
+    inner = returned_origin(origin) if origin.index is not None else None
     return origin if inner is None else inner
 
 
-def _owner_of_parameters(script: Script, optimizer: str) -> tuple[ScriptSource, ast.expr] | None:
+def _owner_of_parameters(script: ScriptFiles, optimizer: str) -> tuple[ScriptSource, ast.expr] | None:
     """x of the `x.parameters()` that the optimizer is made with; the optimizer's class goes first."""
     calls = [*script.calls(optimizer), *script.calls()]
     for source, call in calls:
         for given in [*call.args, *(keyword.value for keyword in call.keywords)]:
-            for node in ast.walk(origin_of(source, given).node):
+            for node in ast.walk(trace_origin(source, given).node):
                 named = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
                 if named and node.func.attr in ("parameters", "named_parameters"):  # type: ignore[attr-defined]
                     return source, node.func.value  # type: ignore[attr-defined]
     return None
 
 
-def given_to_trainer(
-    script: Script, name: str, at: int | None = None
+def find_trainer_argument(
+    script: ScriptFiles, name: str, at: int | None = None
 ) -> tuple[ScriptSource, ast.expr] | None:
     """An argument of transformers' Trainer."""
     for source, call in script.calls("Trainer", "SFTTrainer"):
-        given = argument(call, name, at)
+        given = call_argument(call, name, at)
         if given is not None:
             return source, given
     return None
@@ -151,21 +156,21 @@ class DataFinding:
     """The data set and how the training loader, where one `is_found`, reads it. None is unknown."""
 
     use: Finding
-    shuffles: bool | None = None
+    is_shuffled: bool | None = None
     drops_last: bool | None = None
-    batch: int | None = None
-    workers: int | None = None
+    batch_size: int | None = None
+    num_workers: int | None = None
     is_found: bool = True
-    is_open: bool = False
+    has_unpacked_kwargs: bool = False
     """Whether it is given `**options`, which may hold any of these."""
 
 
-def find_data(script: Script, dataset: str | None) -> DataFinding:
+def find_data(script: ScriptFiles, dataset: str | None) -> DataFinding:
     """What makes the training data; `dataset` is its class as it was seen."""
-    loader = _training_loader(script)
-    of_trainer = given_to_trainer(script, "train_dataset")
+    loader = _find_training_loader(script)
+    of_trainer = find_trainer_argument(script, "train_dataset")
     if loader is None and of_trainer is not None:
-        return DataFinding(_data_set(script, origin_of(*of_trainer)), shuffles=True)
+        return DataFinding(_find_dataset(script, trace_origin(*of_trainer)), is_shuffled=True)
     if loader is None:
         seen = f", a {dataset.rpartition(':')[2]}," if dataset else ""
         notes = [
@@ -175,9 +180,9 @@ def find_data(script: Script, dataset: str | None) -> DataFinding:
         ]
         return DataFinding(Finding(notes=notes), is_found=False)
     source, call = loader
-    given = argument(call, "dataset", 0)
-    use = Finding() if given is None else _data_set(script, origin_of(source, given))
-    collate = argument(call, "collate_fn")
+    given = call_argument(call, "dataset", 0)
+    use = Finding() if given is None else _find_dataset(script, trace_origin(source, given))
+    collate = call_argument(call, "collate_fn")
     if collate is not None:
         use.notes.append(
             f"The loader's collate_fn ({ast.unparse(collate)}) is not taken over: let the data set have a"
@@ -185,49 +190,50 @@ def find_data(script: Script, dataset: str | None) -> DataFinding:
         use.notes.append("read_batch(indices) that returns a whole batch, where default_collate does not do.")
     return DataFinding(
         use,
-        _shuffles(script, source, call),
-        _flag(
-            script.value(source, argument(call, "drop_last", 8)), default=None if takes_more(call) else False
+        _is_shuffled(script, source, call),
+        _bool_or(
+            script.evaluate(source, call_argument(call, "drop_last", 8)),
+            default=None if has_unpacked_kwargs(call) else False,
         ),
-        whole(script.value(source, argument(call, "batch_size", 1))),
-        whole(script.value(source, argument(call, "num_workers"))),
-        is_open=takes_more(call),
+        int_or_none(script.evaluate(source, call_argument(call, "batch_size", 1))),
+        int_or_none(script.evaluate(source, call_argument(call, "num_workers"))),
+        has_unpacked_kwargs=has_unpacked_kwargs(call),
     )
 
 
-def _training_loader(script: Script) -> tuple[ScriptSource, ast.Call] | None:
+def _find_training_loader(script: ScriptFiles) -> tuple[ScriptSource, ast.Call] | None:
     loaders = list(script.calls("DataLoader"))
-    return min(loaders, key=lambda loader: _is_held_out(script, *loader), default=None)
+    return min(loaders, key=lambda loader: _held_out_score(script, *loader), default=None)
 
 
-def _is_held_out(script: Script, source: ScriptSource, call: ast.Call) -> int:
+def _held_out_score(script: ScriptFiles, source: ScriptSource, call: ast.Call) -> int:
     """0 for a loader of training data by its names, 2 for one of held-out data, 1 for any other."""
-    given = argument(call, "dataset", 0)
+    given = call_argument(call, "dataset", 0)
     words = "" if given is None else ast.unparse(given).lower()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Assign) and any(inner is call for inner in ast.walk(node.value)):
             words += " " + " ".join(ast.unparse(target).lower() for target in node.targets)
     if "train" in words:
         return 0
-    return 2 if any(word in words for word in _HELD_OUT) else 1
+    return 2 if any(word in words for word in _HELD_OUT_WORDS) else 1
 
 
-def _data_set(script: Script, origin: Origin) -> Finding:
+def _find_dataset(script: ScriptFiles, origin: Origin) -> Finding:
     """The call that makes the data set, as far as it returns one, or a pair that begins with it."""
-    call, entered = origin.node, _entered(origin)
+    call, entered = origin.node, _follow_return(origin)
     if isinstance(call, ast.Call):
-        dotted = origin.source.dotted(call.func) or ""
-        defined = origin.source.definition_of(dotted)
+        dotted = origin.source.dotted_name(call.func) or ""
+        defined = origin.source.find_definition(dotted)
         lengths = _returned_lengths(defined[1]) if defined is not None else set()
         is_pair = origin.index == 0 and lengths == {2}
         if is_pair or (origin.index is None and not lengths):
-            found = script.namer.named(Origin(origin.source, call), "training_data")
-            if is_pair and found.value != FILL_IN:
+            found = script.namer.name_call(Origin(origin.source, call), "training_data")
+            if is_pair and found.value != PLACEHOLDER:
                 found.notes.append("The second entry of what it returns is taken for the held-out set.")
             return found
         if entered is not origin:
-            return _data_set(script, entered)
-    return script.namer.by_hand(origin, "training_data")
+            return _find_dataset(script, entered)
+    return script.namer.suggest_factory(origin, "training_data")
 
 
 def _returned_lengths(definition: ast.AST) -> set[int]:
@@ -238,32 +244,34 @@ def _returned_lengths(definition: ast.AST) -> set[int]:
     return {len(value.elts) for value in returns if isinstance(value, ast.Tuple)}
 
 
-def _shuffles(script: Script, source: ScriptSource, call: ast.Call) -> bool | None:
+def _is_shuffled(script: ScriptFiles, source: ScriptSource, call: ast.Call) -> bool | None:
     """Whether the loader, or its sampler, shuffles; None where another sampler decides."""
-    sampler = argument(call, "sampler", 3)
-    if sampler is not None and script.value(source, sampler) is not None:
-        made = origin_of(source, sampler)
+    sampler = call_argument(call, "sampler", 3)
+    if sampler is not None and script.evaluate(source, sampler) is not None:
+        made = trace_origin(source, sampler)
         if isinstance(made.node, ast.IfExp):
-            made = origin_of(made.source, made.node.body)
+            made = trace_origin(made.source, made.node.body)
         if not isinstance(made.node, ast.Call):
             return None
-        kind = (made.source.dotted(made.node.func) or "").rpartition(".")[2]
+        kind = (made.source.dotted_name(made.node.func) or "").rpartition(".")[2]
         if kind == "DistributedSampler":
-            return _flag(script.value(made.source, argument(made.node, "shuffle", 3)), default=True)
+            return _bool_or(
+                script.evaluate(made.source, call_argument(made.node, "shuffle", 3)), default=True
+            )
         if made.node.keywords:  # drawn with replacement, or a part of it
             return None
         return {"SequentialSampler": False, "RandomSampler": True}.get(kind)
-    if argument(call, "batch_sampler", 4) is not None:
+    if call_argument(call, "batch_sampler", 4) is not None:
         return None
-    shuffle = argument(call, "shuffle", 2)
-    if shuffle is None and takes_more(call):
+    shuffle = call_argument(call, "shuffle", 2)
+    if shuffle is None and has_unpacked_kwargs(call):
         return None
-    return False if shuffle is None else _flag(script.value(source, shuffle), default=None)
+    return False if shuffle is None else _bool_or(script.evaluate(source, shuffle), default=None)
 
 
-def _flag(value: Any, default: bool | None) -> bool | None:
+def _bool_or(value: Any, default: bool | None) -> bool | None:
     return value if isinstance(value, bool) else default
 
 
-def whole(value: Any) -> int | None:
+def int_or_none(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None

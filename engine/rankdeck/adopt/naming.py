@@ -15,15 +15,15 @@ from typing import Any
 
 from rankdeck.adopt.arguments import UNKNOWN, ScriptValues
 from rankdeck.adopt.source import Definition, ScriptSource
-from rankdeck.adopt.tracing import Origin, origin_of, parameters_of
-from rankdeck.config.checks import FILL_IN
+from rankdeck.adopt.tracing import Origin, parameters_of, trace_origin
+from rankdeck.config.checks import PLACEHOLDER
 
 
 @dataclass
 class Finding:
     """One value of a configuration, or FILL_IN; `notes` are the comment above it."""
 
-    value: Any = FILL_IN
+    value: Any = PLACEHOLDER
     args: dict[str, object] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -35,37 +35,37 @@ class Namer:
     values: ScriptValues
     folder: Path
 
-    def named(self, origin: Origin, wrapper: str) -> Finding:
+    def name_call(self, origin: Origin, wrapper: str) -> Finding:
         """A call's function or class with its arguments. `wrapper` is what a function of the person's own
         would be called where the call itself cannot be named."""
         call = origin.node
         if not isinstance(call, ast.Call) or origin.index is not None:
-            return self.by_hand(origin, wrapper)
-        dotted = origin.source.dotted(call.func) or ""
-        found = origin.source.definition_of(dotted)
+            return self.suggest_factory(origin, wrapper)
+        dotted = origin.source.dotted_name(call.func) or ""
+        found = origin.source.find_definition(dotted)
         if found is None:
-            return self._installed(origin, call, dotted) or self.by_hand(origin, wrapper)
+            return self._name_installed(origin, call, dotted) or self.suggest_factory(origin, wrapper)
         source, definition = found
-        if source.trains_at_import is not None:
-            return self._unsafe(origin, source, wrapper)
-        args, unknown = self._bound(origin, call, definition)
+        if source.training_statement is not None:
+            return self._explain_training_import(origin, source, wrapper)
+        args, unknown = self._bind_arguments(origin, call, definition)
         if args is None:
-            return self.by_hand(origin, wrapper)
-        place = source.place(definition)
-        return Finding(f"{self.file(source)}:{definition.name}", args, [f"{place}.", *unknown])
+            return self.suggest_factory(origin, wrapper)
+        place = source.location(definition)
+        return Finding(f"{self.file_reference(source)}:{definition.name}", args, [f"{place}.", *unknown])
 
-    def file(self, source: ScriptSource) -> str:
+    def file_reference(self, source: ScriptSource) -> str:
         """A file as a configuration in `folder` writes it; a module where only that can be imported."""
         relative = Path(os.path.relpath(source.path, self.folder))
         if source.is_in_package and relative.parts[0] != "..":
             return ".".join(relative.with_suffix("").parts)
         return str(source.path if relative.parts[:2] == ("..", "..") else relative)
 
-    def by_hand(self, origin: Origin, wrapper: str) -> Finding:
+    def suggest_factory(self, origin: Origin, wrapper: str) -> Finding:
         """A function that a person writes, with the script's own expression in it."""
         return Finding(
             notes=[
-                f"{origin.place} makes it with: {origin.text}",
+                f"{origin.location} makes it with: {origin.text}",
                 "Put that into a function at the top of a file that trains nothing when it is imported,",
                 f'and name it here as "file.py:{wrapper}":',
                 f"    def {wrapper}():",
@@ -73,42 +73,45 @@ class Namer:
             ]
         )
 
-    def _unsafe(self, origin: Origin, source: ScriptSource, wrapper: str) -> Finding:
-        trains = source.trains_at_import
+    def _explain_training_import(self, origin: Origin, source: ScriptSource, wrapper: str) -> Finding:
+        trains = source.training_statement
         assert trains is not None and isinstance(origin.node, ast.Call)
-        name = (origin.source.dotted(origin.node.func) or wrapper).rpartition(".")[2]
+        name = (origin.source.dotted_name(origin.node.func) or wrapper).rpartition(".")[2]
         guard = 'if __name__ == "__main__":'
         return Finding(
             notes=[
-                f"{origin.place} makes it with: {origin.text}",
-                f"{source.path.name} trains when it is imported ({source.place(trains)}), so that nothing in",
+                f"{origin.location} makes it with: {origin.text}",
+                f"{source.path.name} trains when it is imported ({source.location(trains)}), "
+                "so that nothing in",
                 f"it can be named. Put its training below `{guard}`,",
                 f'or move {name} to a file of its own, and write "that_file.py:{name}".',
             ]
         )
 
-    def _installed(self, origin: Origin, call: ast.Call, dotted: str) -> Finding | None:
+    def _name_installed(self, origin: Origin, call: ast.Call, dotted: str) -> Finding | None:
         """A function or class of a package, where all arguments are given by name and plain."""
         module, _, name = dotted.rpartition(".")
-        is_import = dotted.partition(".")[0] in {name.partition(".")[0] for name in _imported(origin.source)}
+        is_import = dotted.partition(".")[0] in {
+            name.partition(".")[0] for name in _imported_names(origin.source)
+        }
         if not module or not is_import or module.rpartition(".")[2][:1].isupper() or call.args:
             return None
-        args, unknown = self._given(origin, {}, call)
+        args, unknown = self._evaluate_arguments(origin, {}, call)
         if args is None or unknown:
             return None
-        return Finding(f"{module}:{name}", args, [f"{origin.place}."])
+        return Finding(f"{module}:{name}", args, [f"{origin.location}."])
 
-    def _bound(
+    def _bind_arguments(
         self, origin: Origin, call: ast.Call, definition: Definition
     ) -> tuple[dict[str, object] | None, list[str]]:
         """(arguments by name, notes on those that are unknown); None where a name cannot be given."""
-        defaults = _parameters(definition)
+        defaults = _call_parameters(definition)
         if len(call.args) > len(defaults):
             return None, []
         positional = dict(zip(defaults, call.args, strict=False))
-        return self._given(origin, positional, call)
+        return self._evaluate_arguments(origin, positional, call)
 
-    def _given(
+    def _evaluate_arguments(
         self, origin: Origin, positional: dict[str, ast.expr], call: ast.Call
     ) -> tuple[dict[str, object] | None, list[str]]:
         given = dict(positional)
@@ -121,42 +124,42 @@ class Namer:
         args: dict[str, object] = {}
         unknown = []
         for name, node in given.items():
-            value = self.values.of(origin.source, node)
+            value = self.values.evaluate(origin.source, node)
             if value is None:
                 unknown.append(f"{name} is None there, which a configuration cannot say: it is left out.")
-            elif is_plain(value):
+            elif is_toml_value(value):
                 args[name] = value
-            elif _is_object(origin.source, node):
+            elif _is_user_object(origin.source, node):
                 return None, []
             else:
-                args[name] = FILL_IN
-                unknown.append(f"{name} is {ast.unparse(node)} there ({origin.place}).")
+                args[name] = PLACEHOLDER
+                unknown.append(f"{name} is {ast.unparse(node)} there ({origin.location}).")
         return args, unknown
 
 
-def is_plain(value: Any) -> bool:
+def is_toml_value(value: Any) -> bool:
     """Whether TOML can say it."""
     if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
+        return all(map(is_toml_value, value))
     if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(is_plain, value.values()))
-    return value is not UNKNOWN and isinstance(value, bool | int | float | str) and value != FILL_IN
+        return all(isinstance(key, str) for key in value) and all(map(is_toml_value, value.values()))
+    return value is not UNKNOWN and isinstance(value, bool | int | float | str) and value != PLACEHOLDER
 
 
-def _is_object(source: ScriptSource, node: ast.expr) -> bool:
+def _is_user_object(source: ScriptSource, node: ast.expr) -> bool:
     """Whether it is made by a class of the script's own, which no configuration can say."""
-    made = origin_of(source, node)
+    made = trace_origin(source, node)
     found = None
     if isinstance(made.node, ast.Call):
-        found = made.source.definition_of(made.source.dotted(made.node.func) or "")
+        found = made.source.find_definition(made.source.dotted_name(made.node.func) or "")
     return found is not None and isinstance(found[1], ast.ClassDef)
 
 
-def _imported(source: ScriptSource) -> list[str]:
+def _imported_names(source: ScriptSource) -> list[str]:
     return list(source.imports.values())
 
 
-def _parameters(definition: Definition) -> dict[str, ast.expr | None]:
+def _call_parameters(definition: Definition) -> dict[str, ast.expr | None]:
     """What a call of it takes, in order."""
     if not isinstance(definition, ast.ClassDef):
         return parameters_of(definition)

@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rankdeck.adopt.findings import Script, argument, whole
-from rankdeck.adopt.naming import Finding, is_plain
-from rankdeck.adopt.seen import NotAdoptableError, SeenScript
+from rankdeck.adopt.findings import ScriptFiles, call_argument, int_or_none
+from rankdeck.adopt.naming import Finding, is_toml_value
+from rankdeck.adopt.script_observation import NotAdoptableError, ScriptObservation
 from rankdeck.adopt.tracing import Origin
 from rankdeck.base.phrases import phrase
-from rankdeck.config.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, CatalogCard, option_fields
+from rankdeck.config.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, CatalogSpec, option_fields
 
 _STRATEGIES = {
     "DistributedDataParallel": "ddp",
@@ -40,7 +40,7 @@ _PRECISIONS = {
     "half": "fp16",
 }
 # Of a parameter group: what is no option, and how a step is computed rather than what it computes.
-_NO_OPTIONS = {
+_NON_OPTIONS = {
     "params",
     "num_parameters",
     "initial_lr",
@@ -55,12 +55,12 @@ _NO_OPTIONS = {
     "base_momentum",
     "swa_lr",
 }
-_NEUTRAL = (None, False, 0, 0.0)
-_CLOSE = 0.02
+_NEUTRAL_VALUES = (None, False, 0, 0.0)
+_RATE_TOLERANCE = 0.02
 """How far a schedule's rate may be from what was seen, as a share of the largest."""
 
 
-def strategy(seen: SeenScript) -> Finding:
+def find_strategy(seen: ScriptObservation) -> Finding:
     """The strategy of the wrapper, with its options.
 
     Raises:
@@ -80,13 +80,15 @@ def strategy(seen: SeenScript) -> Finding:
     options = lead.wrapper_options
     if use == "ddp":
         given = {ours: options.get(theirs) for theirs, ours in _DDP_OPTIONS.items()}
-        found.args = STRATEGIES["ddp"].changed({name: value for name, value in given.items() if value})
+        found.args = STRATEGIES["ddp"].non_default_options(
+            {name: value for name, value in given.items() if value}
+        )
     elif use == "fsdp":
-        _take_sharding(found, options)
+        _apply_sharding(found, options)
     return found
 
 
-def _take_sharding(found: Finding, options: Mapping[str, Any]) -> None:
+def _apply_sharding(found: Finding, options: Mapping[str, Any]) -> None:
     kind = str(options.get("sharding_strategy", ""))
     if "NO_SHARD" in kind:
         found.value = "ddp"
@@ -99,7 +101,7 @@ def _take_sharding(found: Finding, options: Mapping[str, Any]) -> None:
         )
 
 
-def devices(seen: SeenScript, one_process: bool) -> Finding:
+def find_devices(seen: ScriptObservation, one_process: bool) -> Finding:
     """The devices that ranks drove, as a person names them."""
     typed = seen.script.devices
     if typed is not None and not typed.startswith("cpu"):
@@ -111,7 +113,7 @@ def devices(seen: SeenScript, one_process: bool) -> Finding:
     return Finding("gpu:" + ",".join(info.uuid or str(info.index) for info in gpus), notes=[f"{names}."])
 
 
-def precision(seen: SeenScript) -> Finding:
+def find_precision(seen: ScriptObservation) -> Finding:
     """What the model computed in."""
     told = seen.lead.precision
     if told is None:
@@ -121,7 +123,7 @@ def precision(seen: SeenScript) -> Finding:
     return Finding(known) if known else Finding(notes=[f"The script computes in {told}."])
 
 
-def optimizer(seen: SeenScript, own_class: str | None) -> Finding:
+def find_optimizer(seen: ScriptObservation, own_class: str | None) -> Finding:
     """The optimizer with its options. `own_class` names a class of the person's own for a configuration."""
     lead = seen.lead
     module, _, name = (lead.optimizer or "").rpartition(":")
@@ -130,7 +132,7 @@ def optimizer(seen: SeenScript, own_class: str | None) -> Finding:
     options = dict(groups[0])
     if name == "AdamW":  # whose groups say what it always is
         options.pop("decoupled_weight_decay", None)
-    rate = _first_rate(seen)
+    rate = _initial_rate(seen)
     if rate is not None:
         options["lr"] = rate
     card = OPTIMIZERS.get(name.lower()) if module.partition(".")[0] == "torch" else None
@@ -144,7 +146,7 @@ def optimizer(seen: SeenScript, own_class: str | None) -> Finding:
             "largest one's, here for all."
         )
     if card is not None and all(key in card.options.model_fields for key in options):
-        return Finding(card.name, _not_default(card, options), notes)
+        return Finding(card.name, _non_default_options(card, options), notes)
     if module.partition(".")[0] == "torch":
         return Finding(f"torch.optim:{name}", options, notes)
     if own_class is None:
@@ -157,11 +159,11 @@ def _options_of(group: Mapping[str, Any]) -> dict[str, object]:
     return {
         key: value
         for key, value in group.items()
-        if key not in _NO_OPTIONS and is_plain(value) and (key == "lr" or value not in _NEUTRAL)
+        if key not in _NON_OPTIONS and is_toml_value(value) and (key == "lr" or value not in _NEUTRAL_VALUES)
     }
 
 
-def _not_default(card: CatalogCard, options: Mapping[str, Any]) -> dict[str, object]:
+def _non_default_options(card: CatalogSpec, options: Mapping[str, Any]) -> dict[str, object]:
     """The rate always, the rest where it is not the card's own; a 0 that the card has not as default too."""
     told = {}
     for item in option_fields(card.options):
@@ -172,7 +174,7 @@ def _not_default(card: CatalogCard, options: Mapping[str, Any]) -> dict[str, obj
     return told
 
 
-def _first_rate(seen: SeenScript) -> float | None:
+def _initial_rate(seen: ScriptObservation) -> float | None:
     """The rate that schedules start from."""
     groups = seen.lead.parameter_groups
     # OneCycleLR, of which a schedule here is a share, keeps its peak beside its start.
@@ -183,15 +185,15 @@ def _first_rate(seen: SeenScript) -> float | None:
     return float(known[0][1]) if known else None
 
 
-def schedule(seen: SeenScript) -> Finding:
+def find_schedule(seen: ScriptObservation) -> Finding:
     """The catalogue's schedule that the rates follow; FILL_IN where none does."""
     known = seen.rates.get(seen.lead.rank, [])
     top = max((rate for _, rate in known), default=0.0)
     if top <= 0 or all(rate == known[0][1] for _, rate in known):
         return Finding(None)
-    best, distance = None, _CLOSE
-    base = _first_rate(seen) or top
-    for name, options in _candidates(known):
+    best, distance = None, _RATE_TOLERANCE
+    base = _initial_rate(seen) or top
+    for name, options in _schedule_candidates(known):
         factor = SCHEDULES[name].load()(seen.steps, **options)
         furthest = max(abs(base * factor(step - 1) - rate) for step, rate in known) / top
         if furthest < distance:
@@ -204,7 +206,7 @@ def schedule(seen: SeenScript) -> Finding:
     return best
 
 
-def _candidates(known: list[tuple[int, float]]) -> list[tuple[str, dict[str, object]]]:
+def _schedule_candidates(known: list[tuple[int, float]]) -> list[tuple[str, dict[str, object]]]:
     """Schedules that may have made such rates: the warm-up ends where they are largest."""
     peak = max(known, key=lambda point: point[1])[0]
     warmups: list[dict[str, object]] = [{}]
@@ -218,69 +220,69 @@ def _candidates(known: list[tuple[int, float]]) -> list[tuple[str, dict[str, obj
 
 # What a script sets beside model, data and loss: its seed, clipping, what moves the rate, compiling.
 
-_SEEDS = ("manual_seed", "seed_everything", "set_seed")
-_SEEDS_OF_TORCH = ("torch.manual_seed", "torch.random.manual_seed")
+_SEED_FUNCTIONS = ("manual_seed", "seed_everything", "set_seed")
+_TORCH_SEED_FUNCTIONS = ("torch.manual_seed", "torch.random.manual_seed")
 _CLIPPING_TRAINERS = {"Trainer": "gradient_clip_val", "TrainingArguments": "max_grad_norm"}
 
 
-def find_seed(script: Script) -> Finding | None:
+def find_seed(script: ScriptFiles) -> Finding | None:
     """The first seed of torch's that the text tells; FILL_IN where it only tells that there is one."""
     unread = None
-    for source, call in script.calls(*_SEEDS):
-        node = argument(call, "seed", 0)
-        dotted = source.dotted(call.func) or ""
-        if dotted.endswith("manual_seed") and dotted not in _SEEDS_OF_TORCH:
+    for source, call in script.calls(*_SEED_FUNCTIONS):
+        node = call_argument(call, "seed", 0)
+        dotted = source.dotted_name(call.func) or ""
+        if dotted.endswith("manual_seed") and dotted not in _TORCH_SEED_FUNCTIONS:
             continue  # of a generator of its own
-        value = whole(script.value(source, node))
+        value = int_or_none(script.evaluate(source, node))
         if value is not None and value >= 0:
-            return Finding(value, notes=[f"{source.place(call)}."])
+            return Finding(value, notes=[f"{source.location(call)}."])
         if unread is None:
             unread = Finding(
                 notes=[
-                    f"{source.place(call)} seeds with what its text does not tell:",
+                    f"{source.location(call)} seeds with what its text does not tell:",
                     f"    {ast.unparse(call)}",
                 ]
             )
     return unread
 
 
-def find_clip_norm(script: Script) -> Finding | None:
+def find_clip_norm(script: ScriptFiles) -> Finding | None:
     """The largest norm that gradients are clipped to."""
     for source, call in script.calls("clip_grad_norm_", "clip_grad_norm", *_CLIPPING_TRAINERS):
-        name = (source.dotted(call.func) or "").rpartition(".")[2]
+        name = (source.dotted_name(call.func) or "").rpartition(".")[2]
         option = _CLIPPING_TRAINERS.get(name)
         node = (
-            argument(call, "max_norm", min(1, len(call.args) - 1))
+            call_argument(call, "max_norm", min(1, len(call.args) - 1))
             if option is None
-            else argument(call, option)
+            else call_argument(call, option)
         )
-        if node is None or script.value(source, node) is None:
+        if node is None or script.evaluate(source, node) is None:
             continue
-        value = script.value(source, node)
+        value = script.evaluate(source, node)
         if isinstance(value, int | float):
-            return Finding(float(value), notes=[f"{source.place(call)}."]) if value > 0 else None
-        return Finding(notes=[f"{source.place(call)} clips to {ast.unparse(node)}."])
+            return Finding(float(value), notes=[f"{source.location(call)}."]) if value > 0 else None
+        return Finding(notes=[f"{source.location(call)} clips to {ast.unparse(node)}."])
     for source, call in script.calls("TrainingArguments"):
         return Finding(
-            1.0, notes=[f"{source.place(call)}: TrainingArguments clips to 1 where it is not told."]
+            1.0, notes=[f"{source.location(call)}: TrainingArguments clips to 1 where it is not told."]
         )
     return None
 
 
-def schedulers(script: Script) -> list[str]:
+def find_schedulers(script: ScriptFiles) -> list[str]:
     """Where the script makes what moves its learning rate."""
     found = []
     for source, call in script.calls():
-        module, _, name = (source.dotted(call.func) or "").rpartition(".")
+        module, _, name = (source.dotted_name(call.func) or "").rpartition(".")
         if module == "torch.optim.lr_scheduler" or re.fullmatch(r"get_\w*schedule\w*", name):
             origin = Origin(source, call)
-            found.append(f"{origin.place}: {origin.text}")
+            found.append(f"{origin.location}: {origin.text}")
     return found
 
 
-def find_compile(script: Script) -> Finding | None:
+def find_compile(script: ScriptFiles) -> Finding | None:
     """Where the script compiles its model."""
     for source, call in script.calls("compile"):
-        if source.dotted(call.func) == "torch.compile":
-            return Finding(notes=[f"{source.place(call)} compiles: add compile = true for the same."])
+        if source.dotted_name(call.func) == "torch.compile":
+            return Finding(notes=[f"{source.location(call)} compiles: add compile = true for the same."])
     return None

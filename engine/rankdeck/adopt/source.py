@@ -18,7 +18,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = Function | ast.Module
 Definition = Function | ast.ClassDef
 
-_TRAINS = {"backward", "step", "fit", "train", "launch"}
+_TRAINING_CALLS = {"backward", "step", "fit", "train", "launch"}
 _HARMLESS = (
     ast.Import,
     ast.ImportFrom,
@@ -34,7 +34,7 @@ _HARMLESS = (
 
 
 class Assignment(NamedTuple):
-    """What a name is given: a value, or its `entry`. `end` is where the statement ends (line, column)."""
+    """What a name is given: a value, or its `index`. `end` is where the statement ends (line, column)."""
 
     end: tuple[int, int]
     value: ast.expr
@@ -51,7 +51,7 @@ class ScriptSource:
     folder: Path
     importer: ScriptSource | None = None
     """The file that imports this one, whose calls pass arguments to its functions."""
-    _beside: dict[str, ScriptSource | None] = field(default_factory=dict)
+    _local_modules: dict[str, ScriptSource | None] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, folder: Path, importer: ScriptSource | None = None) -> ScriptSource | None:
@@ -65,7 +65,7 @@ class ScriptSource:
     def __hash__(self) -> int:
         return hash(self.path)
 
-    def place(self, node: ast.AST) -> str:
+    def location(self, node: ast.AST) -> str:
         """'train.py, line 12'."""
         return f"{self.path.name}, line {getattr(node, 'lineno', 1)}"
 
@@ -86,7 +86,7 @@ class ScriptSource:
                     found[name] = alias.name if alias.asname else name
             elif isinstance(node, ast.ImportFrom) and (module := self._imported_from(node)):
                 if node.names[0].name == "*":
-                    other = self.beside(module)
+                    other = self.local_module(module)
                     for name in other.definitions if other is not None else ():
                         found.setdefault(name, f"{module}.{name}")
                     continue
@@ -142,7 +142,7 @@ class ScriptSource:
     def _calls(self) -> list[tuple[str, ast.Call]]:
         found = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
         found.sort(key=lambda call: (call.lineno, call.col_offset))
-        return [((self.dotted(call.func) or "").rpartition(".")[2], call) for call in found]
+        return [((self.dotted_name(call.func) or "").rpartition(".")[2], call) for call in found]
 
     @cached_property
     def assignments(self) -> dict[tuple[int, str], list[Assignment]]:
@@ -163,16 +163,16 @@ class ScriptSource:
                     else [(None, target)]
                 )
                 for entry, part in parts:
-                    one = Assignment(end_of(node), value, entry)
+                    one = Assignment(end_position(node), value, entry)
                     if isinstance(part, ast.Name):
                         found.setdefault((id(scope), part.id), []).append(one)
-                    elif (name := own_attribute(part)) and (owner := self.class_of(scope)) is not None:
+                    elif (name := self_attribute(part)) and (owner := self.class_of(scope)) is not None:
                         found.setdefault((id(owner), name), []).append(one)
         for several in found.values():
             several.sort(key=lambda one: one.end)
         return found
 
-    def dotted(self, node: ast.AST) -> str | None:
+    def dotted_name(self, node: ast.AST) -> str | None:
         """'torch.nn.CrossEntropyLoss' for nn.CrossEntropyLoss; the words as they stand for what is no
         import. None for what is no name."""
         parts = []
@@ -183,70 +183,77 @@ class ScriptSource:
             return f"().{'.'.join(reversed(parts))}" if parts else None
         return ".".join([self.imports.get(node.id, node.id), *reversed(parts)])
 
-    def beside(self, module: str) -> ScriptSource | None:
+    def local_module(self, module: str) -> ScriptSource | None:
         """The file of a module in the script's own folder; None for one that is installed."""
-        if module not in self._beside:
+        if module not in self._local_modules:
             stem = self.folder.joinpath(*module.split("."))
             candidates = (stem.with_suffix(".py"), stem / "__init__.py")
             file = next((path for path in candidates if files.is_regular(path)), None)
-            self._beside[module] = ScriptSource.read(file, self.folder, self) if file is not None else None
-        return self._beside[module]
+            self._local_modules[module] = (
+                ScriptSource.read(file, self.folder, self) if file is not None else None
+            )
+        return self._local_modules[module]
 
-    def definition_of(self, dotted: str) -> tuple[ScriptSource, Definition] | None:
+    def find_definition(self, dotted: str) -> tuple[ScriptSource, Definition] | None:
         """Where a dotted name is defined, in this file or in one beside it."""
         module, _, name = dotted.rpartition(".")
-        source = self.beside(module) if module else self
+        source = self.local_module(module) if module else self
         if source is None or name not in source.definitions:
             return None
         return source, source.definitions[name]
 
     @cached_property
-    def trains_at_import(self) -> ast.stmt | None:
+    def training_statement(self) -> ast.stmt | None:
         """The first statement that an import would run and that may train; None where an import is safe."""
-        return next(filter(self._may_train, self.tree.body), None)
+        return next(filter(self._can_train, self.tree.body), None)
 
-    def _may_train(self, statement: ast.stmt) -> bool:
+    def _can_train(self, statement: ast.stmt) -> bool:
         if isinstance(statement, ast.If):
             if _is_main_guard(statement):
                 return False
-            return any(map(self._may_train, [*statement.body, *statement.orelse]))
+            return any(map(self._can_train, [*statement.body, *statement.orelse]))
         if isinstance(statement, ast.Try):
             handlers = [line for handler in statement.handlers for line in handler.body]
-            return any(map(self._may_train, [*statement.body, *handlers, *statement.orelse]))
+            return any(map(self._can_train, [*statement.body, *handlers, *statement.orelse]))
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return False
         if isinstance(statement, ast.Expr):
-            return not isinstance(statement.value, ast.Constant) and self._calls_training(statement)
-        return not isinstance(statement, _HARMLESS) or self._calls_training(statement)
+            return not isinstance(statement.value, ast.Constant) and self._has_training_call(statement)
+        return not isinstance(statement, _HARMLESS) or self._has_training_call(statement)
 
-    def _calls_training(self, statement: ast.stmt) -> bool:
+    def _has_training_call(self, statement: ast.stmt) -> bool:
         """Whether it calls a function of this file that trains, or does so itself."""
         for call in (node for node in ast.walk(statement) if isinstance(node, ast.Call)):
-            name = self.dotted(call.func) or ""
-            if name.rpartition(".")[2] in _TRAINS | {"init_process_group", "parse_args"} and "." in name:
+            name = self.dotted_name(call.func) or ""
+            if (
+                name.rpartition(".")[2] in _TRAINING_CALLS | {"init_process_group", "parse_args"}
+                and "." in name
+            ):
                 return True
-            if isinstance(self.definitions.get(name), ast.FunctionDef) and self._trains(name, set()):
+            if isinstance(self.definitions.get(name), ast.FunctionDef) and self._is_training_function(
+                name, set()
+            ):
                 return True
         return False
 
-    def _trains(self, name: str, seen: set[str]) -> bool:
+    def _is_training_function(self, name: str, seen: set[str]) -> bool:
         """Whether a function of this file steps, or calls one that does."""
         seen.add(name)
         for call in (node for node in ast.walk(self.definitions[name]) if isinstance(node, ast.Call)):
-            called = self.dotted(call.func) or ""
-            if called.rpartition(".")[2] in _TRAINS and "." in called:
+            called = self.dotted_name(call.func) or ""
+            if called.rpartition(".")[2] in _TRAINING_CALLS and "." in called:
                 return True
             known = isinstance(self.definitions.get(called), ast.FunctionDef)
-            if known and called not in seen and self._trains(called, seen):
+            if known and called not in seen and self._is_training_function(called, seen):
                 return True
         return False
 
 
-def end_of(node: ast.expr | ast.stmt) -> tuple[int, int]:
+def end_position(node: ast.expr | ast.stmt) -> tuple[int, int]:
     return (node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
 
 
-def own_attribute(node: ast.AST) -> str | None:
+def self_attribute(node: ast.AST) -> str | None:
     """ "self.name" where a node is that; None for anything else."""
     is_own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
     return ast.unparse(node) if is_own else None

@@ -14,12 +14,23 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from rankdeck.adopt.source import Assignment, Function, Scope, ScriptSource, own_attribute
+from rankdeck.adopt.source import Assignment, Function, Scope, ScriptSource, self_attribute
 
-FURTHEST = 30
+MAX_TRACE_STEPS = 30
 """How many steps back a value is followed."""
-_MOVES = {"to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16", "requires_grad_"}
-PARALLEL = {
+_CONVERSION_METHODS = {
+    "to",
+    "cuda",
+    "cpu",
+    "train",
+    "eval",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "requires_grad_",
+}
+PARALLEL_WRAPPERS = {
     "DistributedDataParallel",
     "DDP",
     "DataParallel",
@@ -28,7 +39,7 @@ PARALLEL = {
     "fully_shard",
 }
 """What a strategy does here."""
-_WRAPS = PARALLEL | {
+_WRAPPERS = PARALLEL_WRAPPERS | {
     "compile",
     "convert_sync_batchnorm",
     "prepare",
@@ -49,8 +60,8 @@ class Origin:
     index: int | None = None
 
     @property
-    def place(self) -> str:
-        return self.source.place(self.node)
+    def location(self) -> str:
+        return self.source.location(self.node)
 
     @property
     def code(self) -> str:
@@ -64,18 +75,18 @@ class Origin:
         return self.code if len(self.code) <= 90 else self.code[:87] + "..."
 
 
-def origin_of(source: ScriptSource, node: ast.expr, index: int | None = None) -> Origin:
+def trace_origin(source: ScriptSource, node: ast.expr, index: int | None = None) -> Origin:
     """Where a value, or an entry of it, comes from: the furthest expression that the text leads to."""
     here = Origin(source, node, index)
-    for _ in range(FURTHEST):
-        further = _looked_through(here) or _followed(here)
+    for _ in range(MAX_TRACE_STEPS):
+        further = _unwrap(here) or _follow_name(here)
         if further is None:
             break
         here = further
     return here
 
 
-def _looked_through(here: Origin) -> Origin | None:
+def _unwrap(here: Origin) -> Origin | None:
     """What an expression only moves, wraps or takes an entry of."""
     node, source = here.node, here.source
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and here.index is None:
@@ -87,21 +98,21 @@ def _looked_through(here: Origin) -> Origin | None:
         return Origin(source, node.value)
     if not isinstance(node, ast.Call):
         return None
-    name = (source.dotted(node.func) or "").rpartition(".")[2]
-    if name in _WRAPS and node.args:
+    name = (source.dotted_name(node.func) or "").rpartition(".")[2]
+    if name in _WRAPPERS and node.args:
         at = here.index if here.index is not None and len(node.args) > 1 else 0
         return Origin(source, node.args[at]) if at < len(node.args) else None
-    if name in _MOVES and isinstance(node.func, ast.Attribute):
+    if name in _CONVERSION_METHODS and isinstance(node.func, ast.Attribute):
         return Origin(source, node.func.value, here.index)
     return None
 
 
-def _followed(here: Origin) -> Origin | None:
+def _follow_name(here: Origin) -> Origin | None:
     """What a name was last given."""
     node, source = here.node, here.source
     scope = source.scope_of(node)
-    if own_attribute(node) is not None:
-        return _own(here, scope)
+    if self_attribute(node) is not None:
+        return _follow_self_attribute(here, scope)
     if not isinstance(node, ast.Name):
         return None
     above = [
@@ -110,18 +121,18 @@ def _followed(here: Origin) -> Origin | None:
         if binding.end <= (node.lineno, node.col_offset)
     ]
     if above:
-        return _bound(here, above[-1])
+        return _assigned_origin(here, above[-1])
     if not isinstance(scope, ast.Module):
-        passed = _passed(source, scope, node.id)
+        passed = _find_passed_argument(source, scope, node.id)
         if passed is not None:
             return Origin(*passed, here.index)
         at_top = _bindings(source, source.tree, node.id)
         if at_top:
-            return _bound(here, at_top[-1])
-    return _imported(here, node.id)
+            return _assigned_origin(here, at_top[-1])
+    return _imported_constant(here, node.id)
 
 
-def _bound(here: Origin, binding: Assignment) -> Origin:
+def _assigned_origin(here: Origin, binding: Assignment) -> Origin:
     return Origin(here.source, binding.value, here.index if binding.entry is None else binding.entry)
 
 
@@ -130,7 +141,7 @@ def _bindings(source: ScriptSource, scope: Scope | ast.ClassDef, name: str) -> l
     return source.assignments.get((id(scope), name), [])
 
 
-def _own(here: Origin, scope: Scope) -> Origin | None:
+def _follow_self_attribute(here: Origin, scope: Scope) -> Origin | None:
     """What `self.name` was given: above in its method, else in __init__, else in any method."""
     owner = here.source.class_of(scope)
     known = [] if owner is None else _bindings(here.source, owner, ast.unparse(here.node))
@@ -145,10 +156,12 @@ def _own(here: Origin, scope: Scope) -> Origin | None:
     ]
     others = [one for method, one in methods if method is not scope]
     found = above or made or others
-    return _bound(here, found[-1]) if found else None
+    return _assigned_origin(here, found[-1]) if found else None
 
 
-def _passed(source: ScriptSource, function: Scope, name: str) -> tuple[ScriptSource, ast.expr] | None:
+def _find_passed_argument(
+    source: ScriptSource, function: Scope, name: str
+) -> tuple[ScriptSource, ast.expr] | None:
     """What the first caller gives a parameter, else the parameter's default."""
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
@@ -172,11 +185,11 @@ def _passed(source: ScriptSource, function: Scope, name: str) -> tuple[ScriptSou
     return None if default is None else (source, default)
 
 
-def returned(origin: Origin) -> Origin | None:
+def returned_origin(origin: Origin) -> Origin | None:
     """What the script's own function returns, or the entry of it that is taken, where it has one `return`."""
     call = origin.node
     found = (
-        origin.source.definition_of(origin.source.dotted(call.func) or "")
+        origin.source.find_definition(origin.source.dotted_name(call.func) or "")
         if isinstance(call, ast.Call)
         else None
     )
@@ -186,7 +199,7 @@ def returned(origin: Origin) -> Origin | None:
     values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
     if len(values) != 1 or values[0] is None:
         return None
-    return origin_of(source, values[0], origin.index)
+    return trace_origin(source, values[0], origin.index)
 
 
 def parameters_of(function: Function) -> dict[str, ast.expr | None]:
@@ -198,11 +211,11 @@ def parameters_of(function: Function) -> dict[str, ast.expr | None]:
     return {parameter.arg: default for parameter, default in pairs}
 
 
-def _imported(here: Origin, name: str) -> Origin | None:
+def _imported_constant(here: Origin, name: str) -> Origin | None:
     """A constant of a file beside the script."""
     dotted = here.source.imports.get(name, "")
     module, _, attribute = dotted.rpartition(".")
-    other = here.source.beside(module) if module else None
+    other = here.source.local_module(module) if module else None
     if other is None:
         return None
     at_top = _bindings(other, other.tree, attribute)

@@ -1,6 +1,6 @@
 """What a Python caller passed: its kind is checked here, and what commands would say of it names arguments.
 
-Everything else is refused where a command refuses it. Read starting.py next.
+Everything else is refused where a command refuses it. Read runs.py next.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rankdeck.adopt.writing import in_one_line
+from rankdeck.adopt.toml_writer import format_inline
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError
-from rankdeck.base.phrases import marked, phrase
-from rankdeck.config.script import OBSERVE
+from rankdeck.base.phrases import phrase, tr_noop
+from rankdeck.config.script import OBSERVE_LEVELS
 
-_WORDS = (
+_CLI_REPLACEMENTS = (
     (r"--nproc-per-node (\S+)", r"ranks=\1"),
     (r"--devices ([a-z]+:[\w,]+)", r'devices="\1"'),
     (r"--set train\.steps=50", '{"train.steps": 50}'),
@@ -27,18 +27,21 @@ _WORDS = (
     (r"run with -m\b", "run with module=True"),
 )
 """What commands say, and what a caller writes."""
-_CODE = tuple(key for section in ("model", "data", "loss") for key in (section, f"{section}.use"))
-_NUMBERS = ("gpu", "cpu", "auto")
+_CODE_KEYS = tuple(key for section in ("model", "data", "loss") for key in (section, f"{section}.use"))
+_RANK_WORDS = ("gpu", "cpu", "auto")
 
 
 @contextlib.contextmanager
-def told_in_python() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Errors name arguments; their other problems and their advice stand below them in a traceback."""
     try:
         yield
     except RankdeckError as error:
-        error.problems = [_in_python(one) for one in error.problems]
-        error.message, error.advice = _words(error.message), _words(error.advice or "") or None
+        error.problems = [_translate_problem(one) for one in error.problems]
+        error.message, error.advice = (
+            _translate_text(error.message),
+            _translate_text(error.advice or "") or None,
+        )
         error.args = (error.message,)
         for problem in error.problems:
             words = [problem.headline(error.file), problem.advice]
@@ -47,43 +50,48 @@ def told_in_python() -> Iterator[None]:
         raise
 
 
-def _in_python(problem: Problem) -> Problem:
-    said = {"message": _words(problem.message), "advice": _words(problem.advice or "") or None}
-    return problem.but(**{name: words for name, words in said.items() if words != getattr(problem, name)})
+def _translate_problem(problem: Problem) -> Problem:
+    said = {
+        "message": _translate_text(problem.message),
+        "advice": _translate_text(problem.advice or "") or None,
+    }
+    return problem.replace_fields(
+        **{name: words for name, words in said.items() if words != getattr(problem, name)}
+    )
 
 
-def _words(text: str) -> str:
-    for of_commands, of_callers in _WORDS:
+def _translate_text(text: str) -> str:
+    for of_commands, of_callers in _CLI_REPLACEMENTS:
         text = re.sub(of_commands, of_callers, text)
     return text
 
 
-def wrong(name: str, value: Any, template: str, advice: str) -> ConfigError:
+def argument_error(name: str, value: Any, template: str, advice: str) -> ConfigError:
     """`{name} = {value} is no whole number.`, shortened."""
     return ConfigError(
-        phrase(template, name=name, value=_shortened(value)),
+        phrase(template, name=name, value=_shorten_repr(value)),
         code="argument",
         path=name,
         advice=advice,
     )
 
 
-def _in_a_file(value: Any) -> str:
+def _file_advice(value: Any) -> str:
     """How ranks get a function, a class, or an object, that a caller has."""
     name = getattr(value, "__name__", "make")
-    template = marked(
+    template = tr_noop(
         'Put it in a file with all that it needs, and name it there, as in "mine.py:{name}". In a notebook '
         "begin its cell with %%writefile mine.py."
     )
     if not hasattr(value, "__name__"):
-        template = marked(
+        template = tr_noop(
             'Put a function that makes it in a file, and name that, as in "mine.py:{name}". In a notebook '
             "begin its cell with %%writefile mine.py."
         )
     return phrase(template, name=name if name.isidentifier() else "make")
 
 
-def _shortened(value: Any) -> str:
+def _shorten_repr(value: Any) -> str:
     shown = " ".join(repr(value).split())
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
@@ -98,37 +106,37 @@ def check_texts(**given: Any) -> None:
         if value is not None and not isinstance(value, (str, paths) if paths else str):
             is_devices = name == "devices"
             advice = phrase('As in devices="cpu:2".') if is_devices else phrase("Write it as text.")
-            raise wrong(name, value, marked("{name} = {value} is no text."), advice)
+            raise argument_error(name, value, tr_noop("{name} = {value} is no text."), advice)
 
 
 def check_numbers(ranks: Any, max_restarts: Any, observe: Any) -> None:
     """Raises: ConfigError where one of them is not what `run` takes."""
     is_number = isinstance(ranks, int) and not isinstance(ranks, bool) and 1 <= ranks <= 1024
-    if not (ranks is None or is_number or ranks in _NUMBERS):
-        raise wrong(
+    if not (ranks is None or is_number or ranks in _RANK_WORDS):
+        raise argument_error(
             "ranks",
             ranks,
-            marked("{name} = {value} is no number of ranks."),
+            tr_noop("{name} = {value} is no number of ranks."),
             phrase("Write a number from 1 to 1024, or gpu, cpu or auto."),
         )
     is_number = isinstance(max_restarts, int) and not isinstance(max_restarts, bool) and max_restarts >= 0
     if not (max_restarts is None or is_number):
-        raise wrong(
+        raise argument_error(
             "max_restarts",
             max_restarts,
-            marked("{name} = {value} is no number of restarts."),
+            tr_noop("{name} = {value} is no number of restarts."),
             phrase("Write a whole number from 0 on."),
         )
-    if observe is not None and observe not in OBSERVE:
-        raise wrong(
+    if observe is not None and observe not in OBSERVE_LEVELS:
+        raise argument_error(
             "observe",
             observe,
-            marked("{name} = {value} is not a way to watch a script."),
+            tr_noop("{name} = {value} is not a way to watch a script."),
             phrase("Use none, light or full."),
         )
 
 
-def script_words(script: Any, args: Iterable[Any]) -> list[str]:
+def script_command(script: Any, args: Iterable[Any]) -> list[str]:
     """The script and its arguments as a command line has them.
 
     Raises: ConfigError for what is no single word.
@@ -137,59 +145,61 @@ def script_words(script: Any, args: Iterable[Any]) -> list[str]:
         'Give each word for itself, as in rankdeck.run("train.py", "--lr", 0.1); those of a list as *words.'
     )
     if not isinstance(script, str | os.PathLike) or not os.fspath(script):
-        raise wrong(
+        raise argument_error(
             "script",
             script,
-            marked("{name} = {value} is no script."),
+            tr_noop("{name} = {value} is no script."),
             phrase('Write its path, as in rankdeck.run("train.py", "--lr", 0.1).'),
         )
-    return [os.fspath(script), *(_word(f"args[{at}]", one, advice) for at, one in enumerate(args))]
+    return [os.fspath(script), *(_argument_text(f"args[{at}]", one, advice) for at, one in enumerate(args))]
 
 
-def environment(env: Any) -> list[str]:
+def environment_pairs(env: Any) -> list[str]:
     """Variables as NAME=VALUE.
 
     Raises: ConfigError for what is no table of them.
     """
     advice = phrase('As in env={"LEVEL": 3}.')
     if env is not None and not isinstance(env, Mapping):
-        raise wrong("env", env, marked("{name} = {value} is no table of variables."), advice)
+        raise argument_error("env", env, tr_noop("{name} = {value} is no table of variables."), advice)
     for key in env or ():
         if not isinstance(key, str) or not key or "=" in key:
-            shown, told = _shortened(env), repr(key)
+            shown, told = _shorten_repr(env), repr(key)
             raise ConfigError(
                 phrase("env = {value} is no table of variables: {key} is no name.", value=shown, key=told),
                 code="argument",
                 path="env",
                 advice=advice,
             )
-    return [f"{key}={_word(f'env[{key!r}]', value, advice)}" for key, value in (env or {}).items()]
+    return [f"{key}={_argument_text(f'env[{key!r}]', value, advice)}" for key, value in (env or {}).items()]
 
 
-def _word(name: str, value: Any, advice: str) -> str:
+def _argument_text(name: str, value: Any, advice: str) -> str:
     """Text, a path, a number, or a number of numpy's."""
     plain = value.item() if getattr(value, "ndim", None) == 0 else value
     if isinstance(plain, str | int | float | os.PathLike):
         return str(plain)
-    raise wrong(name, value, marked("{name} = {value} is no text and no number."), advice)
+    raise argument_error(name, value, tr_noop("{name} = {value} is no text and no number."), advice)
 
 
-def override_words(overrides: Any) -> list[str]:
+def override_arguments(overrides: Any) -> list[str]:
     """Each as a command line has it: train.steps=50.
 
     Raises: ConfigError for what is no table of options.
     """
     advice = phrase('Write a table, as in {"train.steps": 50}.')
     if isinstance(overrides, Mapping):
-        return [f"{key}={in_one_line(as_tables(value, str(key)))}" for key, value in overrides.items()]
+        return [f"{key}={format_inline(to_toml_tables(value, str(key)))}" for key, value in overrides.items()]
     if isinstance(overrides, str) or not isinstance(overrides, Iterable | None):
-        raise wrong("overrides", overrides, marked("{name} = {value} is no table of options."), advice)
+        raise argument_error(
+            "overrides", overrides, tr_noop("{name} = {value} is no table of options."), advice
+        )
     words = list(overrides or ())
     check_texts(overrides=next((one for one in words if not isinstance(one, str)), None))
     return words
 
 
-def as_tables(value: Any, place: str = "config") -> Any:
+def to_toml_tables(value: Any, place: str = "config") -> Any:
     """What TOML can say: without what is None, paths as text, numpy's numbers and arrays as Python's.
 
     Raises: ConfigError for what it cannot say.
@@ -197,25 +207,25 @@ def as_tables(value: Any, place: str = "config") -> Any:
     if isinstance(value, Mapping):
         start = "" if place == "config" else f"{place}."
         told = {str(key): inner for key, inner in value.items() if inner is not None}
-        return {key: as_tables(inner, f"{start}{key}") for key, inner in told.items()}
+        return {key: to_toml_tables(inner, f"{start}{key}") for key, inner in told.items()}
     if isinstance(value, list | tuple):
-        return [as_tables(inner, place) for inner in value]
+        return [to_toml_tables(inner, place) for inner in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, str | int | float):
         return value
-    if callable(value) or place in _CODE:
-        raise wrong(
+    if callable(value) or place in _CODE_KEYS:
+        raise argument_error(
             place,
             value,
-            marked("{name} = {value} is an object of this process, and ranks are processes of their own."),
-            _in_a_file(value),
+            tr_noop("{name} = {value} is an object of this process, and ranks are processes of their own."),
+            _file_advice(value),
         )
-    raise wrong(
+    raise argument_error(
         place,
         value,
-        marked("{name} = {value} is nothing that a configuration can say."),
+        tr_noop("{name} = {value} is nothing that a configuration can say."),
         phrase("Write text, a number, a list or a table."),
     )

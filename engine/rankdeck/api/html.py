@@ -11,39 +11,39 @@ from typing import Any
 import numpy as np
 
 from rankdeck import events
-from rankdeck.api.figures import Floats
+from rankdeck.api.run_arrays import FloatArray
 from rankdeck.base.units import format_bytes, format_count
 from rankdeck.cli import console
 from rankdeck.cli.display import Display
-from rankdeck.cli.follow import choose
-from rankdeck.cli.words import loss_in_words, losses_in_words
-from rankdeck.run.fold import Fold
+from rankdeck.cli.follow import choose_display
+from rankdeck.cli.formatting import loss_range_text, loss_text
+from rankdeck.run.run_state import RunState
 from rankdeck.run.summary import RunSummary
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 
 _WIDTH, _HEIGHT = 220, 44
-_MOST_POINTS = 200
+_MAX_POINTS = 200
 
 
-def table_of(summary: RunSummary, loss: Floats) -> str:
+def run_table(summary: RunSummary, loss: FloatArray) -> str:
     """A run's summary, with its loss as a line."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
         f"<td style='text-align:left'>{html.escape(words)}</td></tr>"
-        for label, words in _rows(summary)
+        for label, words in _table_rows(summary)
     )
     head = f"<tr><th colspan='2' style='text-align:left'>{html.escape(summary.run)}</th></tr>"
-    return f"<div><table>{head}{rows}</table>{_line(loss)}</div>"
+    return f"<div><table>{head}{rows}</table>{_loss_curve(loss)}</div>"
 
 
-def _rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
+def _table_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
     yield "outcome", summary.outcome
     planned = summary.steps_planned
     yield "steps", f"{summary.steps}" + (f" of {planned}" if planned else "")
     if summary.strategy:
         yield "strategy", summary.strategy
     if summary.loss.first is not None and summary.loss.last is not None:
-        yield "loss", losses_in_words(summary)
+        yield "loss", loss_range_text(summary)
     if summary.verified:
         yield "one device", summary.verified.text
     if summary.samples_per_s is not None:
@@ -57,12 +57,12 @@ def _rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
     yield "path", summary.path
 
 
-def _line(values: Floats) -> str:
+def _loss_curve(values: FloatArray) -> str:
     """The curve of what is known, as a drawing in the colour of the text."""
     known = values[np.isfinite(values)]
     if len(known) < 2:
         return ""
-    shown = known[np.linspace(0, len(known) - 1, min(len(known), _MOST_POINTS)).astype(int)]
+    shown = known[np.linspace(0, len(known) - 1, min(len(known), _MAX_POINTS)).astype(int)]
     span = float(np.ptp(shown)) or 1.0
     x = np.linspace(2, _WIDTH - 2, len(shown))
     y = _HEIGHT - 3 - (shown - shown.min()) / span * (_HEIGHT - 6)
@@ -73,7 +73,7 @@ def _line(values: Floats) -> str:
     )
 
 
-def progress_of(words: str, share: float | None) -> str:
+def progress_html(words: str, share: float | None) -> str:
     """One line of words behind a bar; no bar where nobody knows how much there will be."""
     bar = "" if share is None else f"<progress max='1' value='{min(1.0, share):.4f}'></progress> "
     return f"<div>{bar}<code>{html.escape(words)}</code></div>"
@@ -83,16 +83,16 @@ def progress_of(words: str, share: float | None) -> str:
 #
 # Terminals and lines are those of the command line. A notebook has one output that is replaced.
 
-_EVERY_S = 0.5
+_REDRAW_INTERVAL_S = 0.5
 
 
-def display_for(run: RunDir) -> Display:
+def choose_python_display(run: RunDir) -> Display:
     """The display for where this code runs."""
-    notebook = _notebook()
-    return choose(run) if notebook is None else NotebookDisplay(notebook)
+    notebook = _find_notebook()
+    return choose_display(run) if notebook is None else NotebookDisplay(notebook)
 
 
-def _notebook() -> Any:
+def _find_notebook() -> Any:
     """IPython.display where a notebook's kernel runs this code; None elsewhere, a terminal's IPython too."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
@@ -109,35 +109,35 @@ class NotebookDisplay(Display):
     def __init__(self, notebook: Any) -> None:
         self._html, self._show = notebook.HTML, notebook.display
         self._handle: Any = None
-        self._drawn_s = 0.0
-        self._fold: Fold | None = None
+        self._last_drawn_s = 0.0
+        self._state: RunState | None = None
 
     def open(self) -> None:
-        self._handle = self._show(self._html(progress_of("starting", None)), display_id=True)
+        self._handle = self._show(self._html(progress_html("starting", None)), display_id=True)
 
-    def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
+    def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
         if isinstance(event, events.ProblemRaised):
-            console.problem(event.problem)
+            console.print_problem(event.problem)
 
-    def tick(self, fold: Fold) -> None:
-        self._fold = fold
-        if time.monotonic() - self._drawn_s >= _EVERY_S:
+    def tick(self, fold: RunState) -> None:
+        self._state = fold
+        if time.monotonic() - self._last_drawn_s >= _REDRAW_INTERVAL_S:
             self._draw(fold)
-            self._drawn_s = time.monotonic()
+            self._last_drawn_s = time.monotonic()
 
     def close(self) -> None:
-        if self._fold is not None:
-            self._draw(self._fold)
+        if self._state is not None:
+            self._draw(self._state)
 
-    def _draw(self, fold: Fold) -> None:
+    def _draw(self, fold: RunState) -> None:
         step, planned = fold.step, fold.num_steps_planned
         words = [f"step {step}" + (f"/{planned}" if planned else "")] if step else ["starting"]
-        newest = fold.newest("loss")
+        newest = fold.newest_value("loss")
         if newest is not None:
-            words.append(f"loss {loss_in_words(newest[1])}")
+            words.append(f"loss {loss_text(newest[1])}")
         rate = fold.recent_samples_per_s()
         if rate is not None:
             words.append(f"{format_count(rate)} samples/s")
         share = step / planned if step and planned else None
         if self._handle is not None:
-            self._handle.update(self._html(progress_of("  ".join(words), share)))
+            self._handle.update(self._html(progress_html("  ".join(words), share)))

@@ -15,25 +15,25 @@ import msgspec
 import numpy as np
 
 from rankdeck.api import html
-from rankdeck.api.figures import Figures, Floats, MetricValues, Whole
-from rankdeck.api.html import display_for
+from rankdeck.api.html import choose_python_display
+from rankdeck.api.run_arrays import FloatArray, IntArray, MetricValues, RunArrays
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError, TrainingError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli.display import Display
 from rankdeck.cli.follow import follow
-from rankdeck.launch.control import stop_if_alive, wait_ended
-from rankdeck.run.summarising import problems_of, summarise, verified_summary
+from rankdeck.launch.control import stop_if_alive, wait_for_end
 from rankdeck.run.summary import RunSummary
-from rankdeck.rundir import EventReader, RunDir, attempt_of
+from rankdeck.run.summary_builder import problems_of, summarize, verified_summary
+from rankdeck.run_dir import EventReader, RunDir, parse_attempt
 
 if TYPE_CHECKING:
     import torch
 
     from rankdeck.events import AnyEvent
 
-_STOPPED_WITHIN_S = 60.0
-_MOST_OUTPUT_BYTES = 64 << 20
+_STOP_TIMEOUT_S = 60.0
+_MAX_OUTPUT_BYTES = 64 << 20
 
 
 class Run:
@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, path: Path, *, stops_with_ctrl_c: bool = False) -> None:
         self._dir = RunDir(path)
-        self._figures = Figures(self._dir)
+        self._arrays = RunArrays(self._dir)
         self._stops_with_ctrl_c = stops_with_ctrl_c
 
     @property
@@ -77,7 +77,7 @@ class Run:
             return deadline is None or time.monotonic() < deadline
 
         try:
-            follow(self._dir, display_for(self._dir) if progress else Display(), has_time)
+            follow(self._dir, choose_python_display(self._dir) if progress else Display(), has_time)
         except KeyboardInterrupt:
             if self._stops_with_ctrl_c:
                 self._stop_after_ctrl_c()
@@ -89,7 +89,7 @@ class Run:
                 advice=phrase("Wait longer, or stop it with run.stop()."),
             )
         # Its last word is said just before its guard lets go: then nothing of it is left.
-        wait_ended(self._dir, _STOPPED_WITHIN_S)
+        wait_for_end(self._dir, _STOP_TIMEOUT_S)
         return self
 
     def _stop_after_ctrl_c(self) -> None:
@@ -107,12 +107,12 @@ class Run:
         """
         if self.is_running:
             stop_if_alive(self._dir, now=now)
-        if not wait_ended(self._dir, _STOPPED_WITHIN_S):
+        if not wait_for_end(self._dir, _STOP_TIMEOUT_S):
             raise RankdeckError(
                 phrase(
                     "{run} has not stopped within {timeout_s:.0f} s.",
                     run=self.name,
-                    timeout_s=_STOPPED_WITHIN_S,
+                    timeout_s=_STOP_TIMEOUT_S,
                 ),
                 code="not-stopped",
                 advice=phrase("Try run.stop(now=True)."),
@@ -134,42 +134,42 @@ class Run:
     # Figures.
 
     @property
-    def steps(self) -> Whole:
+    def steps(self) -> IntArray:
         """The numbers of the steps that the arrays below are of; the first step of a run is 1."""
-        return self._figures.refresh().steps
+        return self._arrays.refresh().steps
 
     @property
-    def loss(self) -> Floats:
+    def loss(self) -> FloatArray:
         """The loss of each step, over all ranks. A script's is known of sampled steps only."""
-        return self._figures.refresh().column("loss")
+        return self._arrays.refresh().column("loss")
 
     @property
-    def lr(self) -> Floats:
-        return self._figures.refresh().column("lr")
+    def lr(self) -> FloatArray:
+        return self._arrays.refresh().column("lr")
 
     @property
-    def step_s(self) -> Floats:
+    def step_s(self) -> FloatArray:
         """Seconds from the end of the step before."""
-        return self._figures.refresh().column("step_s")
+        return self._arrays.refresh().column("step_s")
 
     @property
-    def samples_per_s(self) -> Floats:
-        figures = self._figures.refresh()
+    def samples_per_s(self) -> FloatArray:
+        figures = self._arrays.refresh()
         with np.errstate(divide="ignore", invalid="ignore"):
-            rates: Floats = figures.column("samples") / figures.column("step_s")
+            rates: FloatArray = figures.column("samples") / figures.column("step_s")
         rates[~np.isfinite(rates)] = np.nan
         return rates
 
     @property
-    def memory(self) -> Floats:
+    def memory(self) -> FloatArray:
         """Bytes (steps, devices) at each sampled step's peak; of a script on CPU what owners were seen to
         hold."""
-        return self._figures.refresh().memory()
+        return self._arrays.refresh().memory()
 
     @property
     def metrics(self) -> dict[str, MetricValues]:
         """Name -> (steps, values): what a script has logged, or a configured run's evaluations."""
-        return self._figures.refresh().metrics()
+        return self._arrays.refresh().metrics()
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -180,13 +180,13 @@ class Run:
     def verified(self) -> dict[str, Any] | None:
         """Whether it computes what one device does, as the check before its first step found: outcome, cause,
         names, largest, precision, samples, seconds, text. None where there was no check."""
-        found = verified_summary(self._figures.refresh().fold.verified)
+        found = verified_summary(self._arrays.refresh().state.verified)
         return None if found is None else msgspec.structs.asdict(found)
 
     @property
     def problems(self) -> list[Problem]:
         """What was raised, the oldest first: code, message, advice, rank, severity."""
-        return problems_of(self._dir, self._figures.refresh().fold, self.outcome)
+        return problems_of(self._dir, self._arrays.refresh().state, self.outcome)
 
     # Files.
 
@@ -200,13 +200,13 @@ class Run:
         found = {
             suffix: list(self._dir.logs_folder.glob(f"rank-{rank}.*.{suffix}")) for suffix in ("out", "err")
         }
-        attempts = [attempt_of(file.name) for logs in found.values() for file in logs]
+        attempts = [parse_attempt(file.name) for logs in found.values() for file in logs]
         if not attempts:
             raise ConfigError(
                 phrase("{run} has no log of rank {rank}.", run=self.name, rank=rank), code="no-log"
             )
         texts = [self._dir.logs_folder / f"rank-{rank}.{max(attempts)}.{suffix}" for suffix in found]
-        parts = [files.read_tail(text, _MOST_OUTPUT_BYTES)[1] for text in texts if files.is_regular(text)]
+        parts = [files.read_tail(text, _MAX_OUTPUT_BYTES)[1] for text in texts if files.is_regular(text)]
         return b"".join(parts).decode("utf-8", "replace")
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -236,14 +236,14 @@ class Run:
     # How it looks.
 
     def _summary(self) -> RunSummary:
-        return summarise(self._dir, self._figures.refresh().fold)
+        return summarize(self._dir, self._arrays.refresh().state)
 
     def __repr__(self) -> str:
-        fold = self._figures.refresh().fold
-        newest = fold.newest("loss")
+        fold = self._arrays.refresh().state
+        newest = fold.newest_value("loss")
         at = "" if newest is None or newest[0] == fold.step else f" at step {newest[0]}"
         loss = "" if newest is None else f", loss {newest[1]:.4f}{at}"
         return f"<Run {self.name}: {self.outcome}, {fold.step or 0} steps{loss}>"
 
     def _repr_html_(self) -> str:
-        return html.table_of(self._summary(), self.loss)
+        return html.run_table(self._summary(), self.loss)

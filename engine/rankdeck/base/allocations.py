@@ -13,14 +13,14 @@ import msgspec
 from rankdeck.base.units import parse_bytes
 
 _SIZE = r"([\d.]+ ?(?:bytes|[KMGT]iB))"
-_ASKED = re.compile(rf"[Tt]ried to allocate {_SIZE}")
+_REQUESTED = re.compile(rf"[Tt]ried to allocate {_SIZE}")
 _DEVICE = re.compile(r"\bGPU (\d+)\b")
 _CAPACITY = re.compile(rf"total capac(?:i)?ty of {_SIZE}|{_SIZE} total capacity")
 _FREE = re.compile(rf"of which {_SIZE} is free|{_SIZE} free\b")
 _IN_USE = re.compile(rf"this process has {_SIZE} memory in use")
 _ALLOCATED = re.compile(rf"{_SIZE} is allocated by PyTorch|{_SIZE} already allocated")
 _UNUSED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
-_OTHER = re.compile(rf"Process \d+ has {_SIZE} memory in use")
+_OTHER_PROCESS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 
 
 class Allocation(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -39,12 +39,12 @@ class Allocation(msgspec.Struct, omit_defaults=True, frozen=True):
     others_bytes: int | None = None
 
 
-def allocation_of(text: str) -> Allocation:
+def parse_allocation(text: str) -> Allocation:
     """What the message of a torch.OutOfMemoryError, or of torch's CPU allocator, says."""
     device = _DEVICE.search(text)
-    others = [_size(found[1]) or 0 for found in _OTHER.finditer(text)]
+    others = [_parse_size(found[1]) or 0 for found in _OTHER_PROCESS.finditer(text)]
     return Allocation(
-        asked_bytes=_find(_ASKED, text),
+        asked_bytes=_find(_REQUESTED, text),
         device=None if device is None else int(device[1]),
         capacity_bytes=_find(_CAPACITY, text),
         free_bytes=_find(_FREE, text),
@@ -57,10 +57,10 @@ def allocation_of(text: str) -> Allocation:
 
 def _find(pattern: re.Pattern[str], text: str) -> int | None:
     found = pattern.search(text)
-    return None if found is None else _size(next(filter(None, found.groups())))
+    return None if found is None else _parse_size(next(filter(None, found.groups())))
 
 
-def _size(words: str) -> int | None:
+def _parse_size(words: str) -> int | None:
     try:
         return parse_bytes(words.replace(" bytes", "").replace("bytes", ""))
     except ValueError:

@@ -20,12 +20,12 @@ _FILES = {
     "pids": (("pids.max", "pids.current"), ("pids.max", "pids.current")),
 }
 """By controller: names of limit and use in the second version, then in the first."""
-_GIVEN_UP = ("inactive_file", "active_file")
+_RECLAIMABLE = ("inactive_file", "active_file")
 _NO_LIMIT = 1 << 60
 """What the first version says where there is none is larger."""
 
 
-class GroupLimit(NamedTuple):
+class CgroupLimit(NamedTuple):
     """`file` says the limit; `used` leaves out cached files, which the kernel gives up."""
 
     limit: int
@@ -33,20 +33,20 @@ class GroupLimit(NamedTuple):
     file: Path
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return max(0, self.limit - self.used)
 
 
-def tightest(controller: str) -> GroupLimit | None:
+def tightest_limit(controller: str) -> CgroupLimit | None:
     """The limit that leaves least of "memory" (bytes) or "pids" (processes and threads)."""
     found = []
     for folder, version in _folders(controller):
         names = _FILES[controller][version]
-        limit, used = (_number(folder / name) for name in names)
+        limit, used = (_read_number(folder / name) for name in names)
         if limit is not None and used is not None and limit < _NO_LIMIT:
-            cached = _cached(folder) if controller == "memory" else 0
-            found.append(GroupLimit(limit, used - cached, folder / names[0]))
-    return min(found, key=lambda limit: limit.left, default=None)
+            cached = _reclaimable_bytes(folder) if controller == "memory" else 0
+            found.append(CgroupLimit(limit, used - cached, folder / names[0]))
+    return min(found, key=lambda limit: limit.remaining, default=None)
 
 
 def num_cores() -> int:
@@ -85,12 +85,12 @@ def _folders(controller: str) -> Iterator[tuple[Path, int]]:
         yield from ((folder, version) for folder in (place, *place.parents) if folder.is_relative_to(top))
 
 
-def _cached(folder: Path) -> int:
+def _reclaimable_bytes(folder: Path) -> int:
     lines = text_or_empty(folder / "memory.stat").splitlines()
     counts = dict(line.split(" ", 1) for line in lines if " " in line)
-    return sum(int(counts[name]) for name in _GIVEN_UP if counts.get(name, "").isdecimal())
+    return sum(int(counts[name]) for name in _RECLAIMABLE if counts.get(name, "").isdecimal())
 
 
-def _number(file: Path) -> int | None:
+def _read_number(file: Path) -> int | None:
     text = text_or_empty(file)
     return int(text) if text.isdecimal() else None

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from rankdeck.base.parsing import refuse_deep
-from rankdeck.base.phrases import ALL_OF, Argument, Phrase, listed, phrase
+from rankdeck.base.parsing import check_depth
+from rankdeck.base.phrases import AND_TEMPLATE, Phrase, PhraseArgument, join_phrases, phrase
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,7 +35,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     line: int | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """'logs/rank-1.0.err:12'; '' where there is none."""
         if self.path is None:
             return ""
@@ -68,52 +68,52 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     cure: dict[str, object] = {}
     evidence: tuple[Evidence, ...] = ()
     templates: dict[str, str] = {}
-    arguments: dict[str, dict[str, Argument]] = {}
+    arguments: dict[str, dict[str, PhraseArgument]] = {}
 
     def __post_init__(self) -> None:
-        refuse_deep(self.cure)
+        check_depth(self.cure)
         for name in ("message", "advice"):
             said = getattr(self, name)
             if isinstance(said, Phrase):
                 msgspec.structs.force_setattr(self, name, str(said))
-                self._keep(name, said)
+                self._store_phrase(name, said)
         for place, seen in enumerate(self.evidence):
             if isinstance(seen.text, Phrase):
-                self._keep(f"evidence.{place}", seen.text)
+                self._store_phrase(f"evidence.{place}", seen.text)
         plain = tuple(msgspec.structs.replace(seen, text=str(seen.text)) for seen in self.evidence)
         msgspec.structs.force_setattr(self, "evidence", plain)
 
-    def _keep(self, name: str, said: Phrase) -> None:
+    def _store_phrase(self, name: str, said: Phrase) -> None:
         set_field = msgspec.structs.force_setattr
         set_field(self, "templates", {**self.templates, name: said.template})
         set_field(self, "arguments", {**self.arguments, name: said.plain_arguments()})
         for hole, value in said.arguments.items():
             if isinstance(value, Phrase):
-                self._keep(f"{name}.{hole}", value)
+                self._store_phrase(f"{name}.{hole}", value)
 
-    def but(self, **changes: Any) -> Problem:
+    def replace_fields(self, **changes: Any) -> Problem:
         """The same, with some of it said otherwise."""
         templates = {name: text for name, text in self.templates.items() if _field(name) not in changes}
         arguments = {name: values for name, values in self.arguments.items() if _field(name) not in changes}
         return msgspec.structs.replace(self, **{"templates": templates, "arguments": arguments, **changes})
 
-    def as_past(self) -> Problem:
+    def as_warning(self) -> Problem:
         """What an attempt ended with that was not the last one."""
-        return self.but(severity="warning") if self.severity == "error" else self
+        return self.replace_fields(severity="warning") if self.severity == "error" else self
 
-    def said(self, name: str) -> str:
+    def as_phrase(self, name: str) -> str:
         """The "message" or the "advice" as the phrase that it was made of. Never of a problem in a file of a
         run: its templates may be anything.
         """
-        return self._made(name, getattr(self, name) or "")
+        return self._rebuild_phrase(name, getattr(self, name) or "")
 
-    def _made(self, name: str, text: str) -> str:
+    def _rebuild_phrase(self, name: str, text: str) -> str:
         if name not in self.templates:
             return text
         made = Phrase(text)
         made.template = self.templates[name]
         made.arguments = {
-            hole: self._made(f"{name}.{hole}", value) if isinstance(value, str) else value
+            hole: self._rebuild_phrase(f"{name}.{hole}", value) if isinstance(value, str) else value
             for hole, value in self.arguments.get(name, {}).items()
         }
         return made
@@ -165,7 +165,7 @@ class RankdeckError(Exception):
         path: str | None = None,
         line: int | None = None,
         rank: int | None = None,
-        cure: Mapping[str, Any] | None = None,
+        changes: Mapping[str, Any] | None = None,
         problems: Sequence[Problem] | None = None,
     ) -> None:
         super().__init__(message)
@@ -174,7 +174,7 @@ class RankdeckError(Exception):
         self.advice = advice
         if code is not None:
             self.code = code
-        own = Problem(self.code, message, path or self.path, line, advice, rank, cure=dict(cure or {}))
+        own = Problem(self.code, message, path or self.path, line, advice, rank, cure=dict(changes or {}))
         self.problems: list[Problem] = list(problems) if problems else [own]
 
     @property
@@ -235,9 +235,9 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def fix_in_words(changes: Mapping[str, Any]) -> str:
+def format_fix(changes: Mapping[str, Any]) -> str:
     """'Set train.clip_norm = 0', 'Leave train.compile out', 'Set a.b = 2 and a.c = 4'."""
-    settings, options = changes_in_words(changes)
+    settings, options = format_changes(changes)
     if settings and options:
         return phrase("Set {settings} and leave {options} out", settings=settings, options=options)
     if settings:
@@ -245,16 +245,16 @@ def fix_in_words(changes: Mapping[str, Any]) -> str:
     return phrase("Leave {options} out", options=options) if options else ""
 
 
-def changes_in_words(changes: Mapping[str, Any]) -> tuple[str, str]:
+def format_changes(changes: Mapping[str, Any]) -> tuple[str, str]:
     """What is set and what is left out: ('a.b = 2 and a.c = 4', 'a.d'); "" where nothing is."""
     values = {
         key: json.dumps(value, ensure_ascii=False) for key, value in changes.items() if value is not None
     }
-    settings = listed([f"{key} = {value}" for key, value in values.items()], ALL_OF)
-    return settings, listed([key for key, value in changes.items() if value is None], ALL_OF)
+    settings = join_phrases([f"{key} = {value}" for key, value in values.items()], AND_TEMPLATE)
+    return settings, join_phrases([key for key, value in changes.items() if value is None], AND_TEMPLATE)
 
 
-def one_of(words: Iterable[str]) -> str:
+def format_choices(words: Iterable[str]) -> str:
     """'a, b or c', for messages that list what is allowed."""
     items = [str(word) for word in words]
     if len(items) < 2:

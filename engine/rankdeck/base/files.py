@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankdeck.base.home import state_dir
-from rankdeck.base.parsing import JsonObject, TomlTable, json_object, toml_of
+from rankdeck.base.parsing import JsonObject, TomlTable, parse_json_object, parse_toml
 from rankdeck.base.phrases import phrase
 
 _PAGE_BYTES = 4096
 
 
-def write_whole(
+def write_atomic(
     path: Path,
     contents: str | bytes | Callable[[Path], object],
     *,
@@ -38,11 +38,11 @@ def write_whole(
     path = path.resolve()
     if make_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_own(path, contents)
+    replace_file(path, contents)
 
 
 def write_private(path: Path, text: str) -> None:
-    """As `write_whole`, for the owner alone: a configuration may hold secrets.
+    """As `write_atomic`, for the owner alone: a configuration may hold secrets.
 
     Raises: OSError.
     """
@@ -52,10 +52,10 @@ def write_private(path: Path, text: str) -> None:
         with open(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
 
-    write_whole(path, fill)
+    write_atomic(path, fill)
 
 
-def refusal(folder: Path) -> str:
+def find_write_error(folder: Path) -> str:
     """Why nothing can be written in a folder, in the system's words ("No space left on device", "Read-only
     file system"); "" where something can, or where the folder is gone.
     """
@@ -69,8 +69,8 @@ def refusal(folder: Path) -> str:
     return ""
 
 
-def write_own(path: Path, contents: str | bytes | Callable[[Path], object], *, sync: bool = False) -> None:
-    """As `write_whole`, a file of ours in a folder that may come from anywhere: a link or a pipe that is
+def replace_file(path: Path, contents: str | bytes | Callable[[Path], object], *, sync: bool = False) -> None:
+    """As `write_atomic`, a file of ours in a folder that may come from anywhere: a link or a pipe that is
     there in its place is replaced. With `sync` the bytes are on the disk before the rename; the folder's own
     entry is the caller's to sync.
 
@@ -113,7 +113,7 @@ def read_toml(path: Path) -> TomlTable:
         OSError: as `read_bytes`.
         ValueError: it is not UTF-8 text, or not TOML.
     """
-    return toml_of(read_bytes(path, LARGEST_TOML_BYTES).decode("utf-8-sig"))
+    return parse_toml(read_bytes(path, MAX_TOML_BYTES).decode("utf-8-sig"))
 
 
 def read_toml_or_empty(path: Path) -> TomlTable:
@@ -126,15 +126,15 @@ def read_toml_or_empty(path: Path) -> TomlTable:
 
 def read_json(path: Path) -> JsonObject:
     """Raises OSError or ValueError: it cannot be read, or holds no JSON object."""
-    return json_object(read_text(path))
+    return parse_json_object(read_text(path))
 
 
 # Reading. Every file of a run is opened here, since a run's folder may come from anywhere.
 
-LARGEST_BYTES = 8 << 20
+MAX_FILE_BYTES = 8 << 20
 """No whole file that is read at once is larger: an environment, a plan, a last word. As JSON it may take
 fifty times as much memory, and a second."""
-LARGEST_TOML_BYTES = 1 << 20
+MAX_TOML_BYTES = 1 << 20
 """Nor a configuration, which takes a second for each MiB."""
 
 
@@ -210,7 +210,7 @@ def read_at(path: Path, offset: int, num_bytes: int) -> bytes:
         os.close(handle)
 
 
-def read_bytes(path: Path, most_bytes: int = LARGEST_BYTES) -> bytes:
+def read_bytes(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     """The whole file.
 
     Raises:
@@ -222,7 +222,7 @@ def read_bytes(path: Path, most_bytes: int = LARGEST_BYTES) -> bytes:
     return data
 
 
-def read_text(path: Path, most_bytes: int = LARGEST_BYTES) -> str:
+def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
     """The whole file as UTF-8, without a mark at its beginning; what is none becomes a replacement sign.
 
     Raises:

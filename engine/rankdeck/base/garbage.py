@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """No garbage is looked for inside."""
     was_on = gc.isenabled()
     gc.disable()
@@ -20,13 +20,13 @@ def collector_paused() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_for_good() -> Iterator[None]:
+def freeze_new_objects() -> Iterator[None]:
     """What is made inside stays for good: no garbage is looked for meanwhile, nor among it later.
 
     torch is more than half a million objects. Going through them takes a process tenths of a second every
     time, and in a forked one it copies every page that they lie on.
     """
-    with collector_paused():
+    with pause_gc():
         try:
             yield
         finally:

@@ -18,63 +18,64 @@ import sys
 import time
 from typing import NamedTuple
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 
 _PR_SET_PDEATHSIG = 1
 _BEAT = struct.Struct("<qqdd24sq")
 """Its number, step, time, how long that phase has lasted at most so far, phase, its number again."""
-_PLACES = 2
-STACKS = "RANKDECK_STACKS"
+_BEATS_PER_SLOT = 2
+STACKS_ENV = "RANKDECK_STACKS"
 """In a rank's environment: the file that SIGUSR1 makes it write its stacks to, even when it is blocked inside
 a collective."""
 STEP = "step"
-NOT_BEGUN = "not begun"
+NOT_STARTED = "not begun"
 """Of a rank that has never beaten, as its supervisor sees it."""
 FIRST_STEP = "first step"
 """Of an attempt: it takes longer than any other."""
 SAVING = "saving"
-VERIFYING = marked("verifying the strategy")
+VERIFYING = tr_noop("verifying the strategy")
 """The check before the first step: a rank waits for what the others compute."""
 CHECK_BUILD = "model of the check"
 CHECK_STEP = "step of the check"
-CHECK = (VERIFYING, CHECK_BUILD, CHECK_STEP)
+CHECK_PHASES = (VERIFYING, CHECK_BUILD, CHECK_STEP)
 _FIRST_STEP = FIRST_STEP.encode()
 FINISHED = "finished"
 """The phase of the last beat of a rank that has done all its work, however its process ends then."""
-_LOST = re.compile(r"(?:finished|failed), lost (\d+) (\d+)")
-_SLOT_BYTES = _PLACES * _BEAT.size
+_LOST_LINES = re.compile(r"(?:finished|failed), lost (\d+) (\d+)")
+_SLOT_BYTES = _BEATS_PER_SLOT * _BEAT.size
 
 
 class Beat(NamedTuple):
     """A rank was in `phase` of `step` at `at_s` (CLOCK_MONOTONIC, the same for every process).
 
-    A person's own script beats with the last step that has ended: `is_after` then.
+    A person's own script beats with the last step that has ended: `is_step_complete` then.
     """
 
     step: int
     phase: str
     at_s: float
-    is_after: bool = False
+    is_step_complete: bool = False
 
 
-def finished(num_lost: int, error_number: int) -> str:
+def finished_phase(num_lost: int, error_number: int) -> str:
     """The phase of a last beat: with the number of event lines that a rank could not write, and why (errno):
     its file cannot say it."""
-    return FINISHED + _lost(num_lost, error_number)
+    return FINISHED + _lost_suffix(num_lost, error_number)
 
 
-def failed(num_lost: int, error_number: int) -> str:
+def failed_phase(num_lost: int, error_number: int) -> str:
     """The same of a rank that failed, and may have lost the words for it."""
-    return "failed" + _lost(num_lost, error_number)
+    return "failed" + _lost_suffix(num_lost, error_number)
 
 
-def _lost(num_lost: int, error_number: int) -> str:
+def _lost_suffix(num_lost: int, error_number: int) -> str:
     return f", lost {min(num_lost, 99_999)} {error_number}" if num_lost else ""
 
 
-def lost_lines(phase: str) -> tuple[int, str] | None:
-    """What `finished` says: how many lines, and why, in the system's words; None where none were lost."""
-    found = _LOST.fullmatch(phase)
+def parse_lost_lines(phase: str) -> tuple[int, str] | None:
+    """What `finished_phase` says: how many lines, and why, in the system's words; None where none were
+    lost."""
+    found = _LOST_LINES.fullmatch(phase)
     return (int(found[1]), os.strerror(int(found[2]))) if found else None
 
 
@@ -126,7 +127,7 @@ class HeartbeatWriter:
             longest_s[self._phase] = now - self._at_s
         # What has not been seen yet may take as long as the first step.
         gap_s = longest_s.get(name) or longest_s.get(_FIRST_STEP, 0.0)
-        place = self._slot + number % _PLACES * _BEAT.size
+        place = self._slot + number % _BEATS_PER_SLOT * _BEAT.size
         _BEAT.pack_into(self._page, place, number, step, now, gap_s, name, number)
         self._number, self._phase, self._at_s = number, name, now
 

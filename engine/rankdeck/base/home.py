@@ -11,7 +11,7 @@ from pathlib import Path
 import platformdirs
 
 
-def expanded(path: str | Path) -> Path:
+def expand_home(path: str | Path) -> Path:
     """`path` with ~ and ~somebody as home folders; as it is where nobody has that home, as in shells."""
     try:
         return Path(path).expanduser()
@@ -22,7 +22,7 @@ def expanded(path: str | Path) -> Path:
 def _folder(kind: str) -> Path:
     home = os.environ.get("RANKDECK_HOME")
     if home:
-        return expanded(home).absolute() / kind
+        return expand_home(home).absolute() / kind
     finder = {
         "settings": platformdirs.user_config_path,
         "state": platformdirs.user_state_path,

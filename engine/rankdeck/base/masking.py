@@ -1,7 +1,7 @@
 """Secrets in arguments and variables, by their names and by their shapes -> what may be shown of them.
 
 A run's config.toml and environment.json are read, compared and put into reports: they hold MASK for a secret.
-What is needed to run the same again is kept beside them, for the owner alone (rundir/directory.py).
+What is needed to run the same again is kept beside them, for the owner alone (run_dir/directory.py).
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-_ANYWHERE = {"secret", "password", "passwd", "passphrase", "apikey", "credential", "credentials", "jwt"}
-_AT_THE_END = {"token", "pass", "pwd", "auth", "pat", "cookie", "authorization"}
-_KEY_FOR = {"api", "access", "secret", "private", "auth", "account", "encryption", "signing"}
-_OF_A_VOCABULARY = {"pad", "eos", "bos", "unk", "mask", "sep", "cls", "image", "special", "per"}
+_SECRET_WORDS = {"secret", "password", "passwd", "passphrase", "apikey", "credential", "credentials", "jwt"}
+_SECRET_LAST_WORDS = {"token", "pass", "pwd", "auth", "pat", "cookie", "authorization"}
+_KEY_PREFIXES = {"api", "access", "secret", "private", "auth", "account", "encryption", "signing"}
+_TOKENIZER_WORDS = {"pad", "eos", "bos", "unk", "mask", "sep", "cls", "image", "special", "per"}
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_NAMED = re.compile(
+_ASSIGNMENT = re.compile(
     r"""([A-Za-z][\w.\-]*)(["']?\s*[=:]\s*)("[^"]*"|'[^']*'|(?:(?:Bearer|Basic)\s+)?[^\s,;&?"']+)""", re.I
 )
-_SPACED = re.compile(r"""(--?[A-Za-z][\w.\-]*)(\s+)("[^"]*"|'[^']*'|(?!--)[^\s"']+)""")
-_ADDRESS = re.compile(r"(\b[a-z][a-z0-9+.\-]*://)[^\s/?#]+@", re.I)
+_OPTION_WITH_VALUE = re.compile(r"""(--?[A-Za-z][\w.\-]*)(\s+)("[^"]*"|'[^']*'|(?!--)[^\s"']+)""")
+_URL_CREDENTIALS = re.compile(r"(\b[a-z][a-z0-9+.\-]*://)[^\s/?#]+@", re.I)
 _BEARER = re.compile(r"\b(Bearer)\s+[^\s\"']+", re.I)
-_KEYS = re.compile(
+_API_KEY = re.compile(
     r"\b(?:(?:hf_|gh[opsur]_|github_pat_|glpat-|xox[a-z]-|pypi-|AKIA|ASIA|AIza|eyJ)[\w.\-]{12,}"
     r"|sk-(?:\w+-)?\w{16,})"
 )
-_ACTS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
-_OPTION = re.compile(r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
+_CONTROL_CHARACTERS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
+_OPTION_ASSIGNMENT = re.compile(r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
 
 
-def names_secret(name: str, *, any_key: bool = False) -> bool:
+def is_secret_name(name: str, *, any_key: bool = False) -> bool:
     """Whether an option, a key or a variable of this name holds a secret: hf_token, --password, API_KEY; with
     `any_key` also whatever else is called a key."""
     words = [word.lower() for word in _WORD.findall(name)]
@@ -38,22 +38,22 @@ def names_secret(name: str, *, any_key: bool = False) -> bool:
         return False
     before, last = words[-2] if len(words) > 1 else "", words[-1]
     if last == "key":
-        return any_key or before in _KEY_FOR
-    is_at_the_end = last in _AT_THE_END and not (last == "token" and before in _OF_A_VOCABULARY)
-    return is_at_the_end or not _ANYWHERE.isdisjoint(words)
+        return any_key or before in _KEY_PREFIXES
+    is_at_the_end = last in _SECRET_LAST_WORDS and not (last == "token" and before in _TOKENIZER_WORDS)
+    return is_at_the_end or not _SECRET_WORDS.isdisjoint(words)
 
 
 def mask_text(text: str, *, any_key: bool = False) -> str:
     """Without values of such names, who an address logs in as, and what has the shape of a service's key."""
-    text = _ADDRESS.sub(rf"\1{MASK}@", text)
+    text = _URL_CREDENTIALS.sub(rf"\1{MASK}@", text)
     text = _BEARER.sub(rf"\1 {MASK}", text)
-    text = _KEYS.sub(MASK, text)
+    text = _API_KEY.sub(MASK, text)
 
     def hide(found: re.Match[str]) -> str:
         name, between, _ = found.groups()
-        return f"{name}{between}{MASK}" if names_secret(name, any_key=any_key) else found[0]
+        return f"{name}{between}{MASK}" if is_secret_name(name, any_key=any_key) else found[0]
 
-    return _SPACED.sub(hide, _NAMED.sub(hide, text))
+    return _OPTION_WITH_VALUE.sub(hide, _ASSIGNMENT.sub(hide, text))
 
 
 def mask_arguments(words: Sequence[str], *, any_key: bool = False) -> list[str]:
@@ -61,35 +61,35 @@ def mask_arguments(words: Sequence[str], *, any_key: bool = False) -> list[str]:
     masked: list[str] = []
     follows = False
     for word in words:
-        option = _OPTION.fullmatch(word)
+        option = _OPTION_ASSIGNMENT.fullmatch(word)
         if follows and not word.startswith("--"):
             masked.append(MASK)
-        elif option is not None and names_secret(option["name"], any_key=any_key):
+        elif option is not None and is_secret_name(option["name"], any_key=any_key):
             masked.append(f"{option['name']}={MASK}")
         else:
             masked.append(mask_text(word, any_key=any_key))
-        follows = word.startswith("-") and option is None and names_secret(word, any_key=any_key)
+        follows = word.startswith("-") and option is None and is_secret_name(word, any_key=any_key)
     return masked
 
 
 def mask_table(table: Mapping[str, Any]) -> dict[str, object]:
     """Tables of a configuration without their secrets."""
-    return {key: _masked(str(key), value) for key, value in table.items()}
+    return {key: _mask_value(str(key), value) for key, value in table.items()}
 
 
-def _masked(key: str, value: Any) -> Any:
+def _mask_value(key: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return mask_table(value)
     if isinstance(value, str):
-        return MASK if value and names_secret(key) else mask_text(value)
+        return MASK if value and is_secret_name(key) else mask_text(value)
     if isinstance(value, list | tuple):
         if all(isinstance(item, str) for item in value):
             return mask_arguments(value)
-        return [_masked(key, item) for item in value]
+        return [_mask_value(key, item) for item in value]
     return value
 
 
-def harmless(text: str) -> str:
+def replace_control_characters(text: str) -> str:
     """Without signs that move a terminal's cursor, colour it or turn its lines around, in a page as well:
     names, messages and logs may come from anywhere."""
-    return _ACTS.sub("?", text)
+    return _CONTROL_CHARACTERS.sub("?", text)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 
-LONGEST_NAME = 120
+MAX_NAME_LENGTH = 120
 
 
-def checked_name(name: str) -> str:
+def validate_name(name: str) -> str:
     """On one line.
 
     Raises:
@@ -21,12 +21,12 @@ def checked_name(name: str) -> str:
             path="name",
             advice=phrase("Choose another name."),
         )
-    if len(called) > LONGEST_NAME:
+    if len(called) > MAX_NAME_LENGTH:
         raise ConfigError(
             phrase(
                 "This name has {count} characters; at most {most} are kept.",
                 count=len(called),
-                most=LONGEST_NAME,
+                most=MAX_NAME_LENGTH,
             ),
             path="name",
             advice=phrase("Choose a shorter one."),

@@ -21,69 +21,71 @@ JsonObject = dict[str, Any]
 
 _TOO_DEEP = "it is nested too deeply"
 _TOO_LARGE = "a number is too large"
-_MOST_LEVELS = 64
-_LARGEST = 1 << 64
-_NESTS = (dict, list, tuple)
+_MAX_LEVELS = 64
+_MAX_INTEGER = 1 << 64
+_CONTAINERS = (dict, list, tuple)
 _LONG_NUMBER = re.compile(rb"\d{20}")
 _LONG_KEY = re.compile(
-    rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_MOST_LEVELS}}}""", re.ASCII
+    rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_MAX_LEVELS}}}""", re.ASCII
 )
 
 
-def json_of(text: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Halves of characters that no UTF-8 has become question marks. Raises: ValueError, it is no JSON."""
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    if (fault := fault_of(value)) is not None:
+    if (fault := find_fault(value)) is not None:
         raise ValueError(fault)
     has_escapes = b"\\u" in text if isinstance(text, bytes) else "\\u" in text
-    return _whole(value) if has_escapes else value
+    return _replace_surrogates(value) if has_escapes else value
 
 
-def json_object(text: str | bytes) -> JsonObject:
-    """As `json_of`. Raises: ValueError, it is no JSON, or no object."""
-    value = json_of(text)
+def parse_json_object(text: str | bytes) -> JsonObject:
+    """As `parse_json`. Raises: ValueError, it is no JSON, or no object."""
+    value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError("it holds no object")
     return value
 
 
-def toml_of(text: str) -> TomlTable:
+def parse_toml(text: str) -> TomlTable:
     """Raises: tomllib.TOMLDecodeError, which is a ValueError."""
     try:
-        if _LONG_KEY.search(text) or fault_of(value := tomllib.loads(text)) == _TOO_DEEP:
+        if _LONG_KEY.search(text) or find_fault(value := tomllib.loads(text)) == _TOO_DEEP:
             raise tomllib.TOMLDecodeError(_TOO_DEEP)
     except RecursionError:
         raise tomllib.TOMLDecodeError(_TOO_DEEP) from None
     return value
 
 
-def refuse_deep(*values: Any) -> None:
+def check_depth(*values: Any) -> None:
     """For the `__post_init__` of what msgspec decodes, where anything may stand.
 
     Raises: ValueError.
     """
-    if fault_of(values) == _TOO_DEEP:
+    if find_fault(values) == _TOO_DEEP:
         raise ValueError(_TOO_DEEP)
 
 
-def fault_of(value: Any) -> str | None:
+def find_fault(value: Any) -> str | None:
     """Why nobody goes through a value, or counts with it: nested so deeply that recursion ends, or with whole
     numbers that no double holds and no table shows."""
     level, fault = [value], None
-    for _ in range(_MOST_LEVELS):
-        if any(isinstance(one, int) and not -_LARGEST < one < _LARGEST for one in level):
+    for _ in range(_MAX_LEVELS):
+        if any(isinstance(one, int) and not -_MAX_INTEGER < one < _MAX_INTEGER for one in level):
             fault = _TOO_LARGE
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, _NESTS)]
+        inner = [
+            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, _CONTAINERS)
+        ]
         level = [value for values in inner for value in values]
         if not level:
             return fault
     return _TOO_DEEP
 
 
-def decoded(decode: Callable[[bytes], T], data: bytes) -> T:
+def decode_json(decode: Callable[[bytes], T], data: bytes) -> T:
     """What a decoder of msgspec makes of JSON; bytes that are not UTF-8 become replacement signs.
 
     Raises:
@@ -92,19 +94,19 @@ def decoded(decode: Callable[[bytes], T], data: bytes) -> T:
     try:
         return decode(data)
     except UnicodeDecodeError:
-        return decoded(decode, data.decode("utf-8", "replace").encode())
+        return decode_json(decode, data.decode("utf-8", "replace").encode())
     except RecursionError:
         from msgspec import DecodeError
 
         raise DecodeError(_TOO_DEEP) from None
 
 
-def document_of(decode: Callable[[bytes], T], data: bytes) -> T:
-    """As `decoded`, of a file that is one value: no number in it is absurd."""
-    value = decoded(decode, data)
+def decode_document(decode: Callable[[bytes], T], data: bytes) -> T:
+    """As `decode_json`, of a file that is one value: no number in it is absurd."""
+    value = decode_json(decode, data)
     if _LONG_NUMBER.search(data):
         try:
-            json_of(data.decode("utf-8", "replace"))
+            parse_json(data.decode("utf-8", "replace"))
         except ValueError as error:
             from msgspec import ValidationError
 
@@ -112,7 +114,7 @@ def document_of(decode: Callable[[bytes], T], data: bytes) -> T:
     return value
 
 
-def encoded(encode: Callable[[Any], bytes], value: Any) -> bytes:
+def encode_json(encode: Callable[[Any], bytes], value: Any) -> bytes:
     """What an encoder of msgspec makes of it; half characters, as names of files that are not UTF-8 bring
     them, become question marks."""
     try:
@@ -120,15 +122,15 @@ def encoded(encode: Callable[[Any], bytes], value: Any) -> bytes:
     except UnicodeEncodeError:
         from msgspec import to_builtins
 
-        return encode(_whole(to_builtins(value)))
+        return encode(_replace_surrogates(to_builtins(value)))
 
 
-def _whole(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, dict):
-        return {_whole(key): _whole(one) for key, one in value.items()}
-    return list(map(_whole, value)) if isinstance(value, list | tuple) else value
+        return {_replace_surrogates(key): _replace_surrogates(one) for key, one in value.items()}
+    return list(map(_replace_surrogates, value)) if isinstance(value, list | tuple) else value
 
 
 # Which line of a TOML file an option stands on: tomllib tells values, not places.
@@ -136,7 +138,7 @@ def _whole(value: Any) -> Any:
 # A scan of headers and keys is enough, since a value inside an inline table stands on the line of its
 # table.
 
-Place = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 _HEADER = re.compile(r"^\s*\[{1,2}\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?$")
 _KEY = re.compile(
@@ -145,14 +147,14 @@ _KEY = re.compile(
 _PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 
 
-def _parts(dotted: str) -> Place:
+def _split_key(dotted: str) -> KeyPath:
     return tuple(part.strip("\"'") for part in _PART.findall(dotted))
 
 
-def key_lines(text: str) -> dict[Place, int | None]:
+def key_lines(text: str) -> dict[KeyPath, int | None]:
     """Line (from 1) of every table header and key in the text, by path."""
-    lines: dict[Place, int | None] = {}
-    table: Place = ()
+    lines: dict[KeyPath, int | None] = {}
+    table: KeyPath = ()
     fence: str | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         if fence is not None:
@@ -160,17 +162,17 @@ def key_lines(text: str) -> dict[Place, int | None]:
                 fence = None
             continue
         if header := _HEADER.match(line):
-            table = _parts(header[1])
+            table = _split_key(header[1])
             lines.setdefault(table, number)
         elif key := _KEY.match(line):
-            lines.setdefault(table + _parts(key[1]), number)
+            lines.setdefault(table + _split_key(key[1]), number)
         for mark in ('"""', "'''"):
             if line.count(mark) == 1:
                 fence = mark
     return lines
 
 
-def line_of(lines: dict[Place, int | None], place: Place) -> int | None:
+def find_line(lines: dict[KeyPath, int | None], place: KeyPath) -> int | None:
     """The line of a path, or of the nearest table around it that is written down; of a table that only tables
     inside it write down, the first of these.
 

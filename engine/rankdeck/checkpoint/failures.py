@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankdeck.base.phrases import phrase
-from rankdeck.checkpoint_files import CANNOT_BE_SAVED, CheckpointError
+from rankdeck.checkpoint_files import UNSAVABLE_STATE, CheckpointError
 
-_LONGEST = 300
+_MAX_TEXT_LENGTH = 300
 
 
 @dataclass(frozen=True)
-class Failure:
+class SaveFailure:
     """Why something could not be written. Either the disk is to blame, or what a model or an optimizer keeps
     (`is_state`), or neither: no file takes a tensor of this kind."""
 
-    why: str
+    reason: str
     is_disk: bool
     is_state: bool
     is_missing: bool
@@ -26,14 +26,14 @@ class FolderMissingError(CheckpointError):
     """What was written to is gone, or elsewhere."""
 
 
-def failure_of(error: BaseException) -> Failure:
+def classify_failure(error: BaseException) -> SaveFailure:
     is_state, is_missing = isinstance(error, CheckpointError), isinstance(error, FileNotFoundError)
-    return Failure(reason(error), isinstance(error, OSError), is_state, is_missing)
+    return SaveFailure(failure_text(error), isinstance(error, OSError), is_state, is_missing)
 
 
-def not_saved(step: int | None, failure: Failure) -> CheckpointError:
+def save_error(step: int | None, failure: SaveFailure) -> CheckpointError:
     """`step` is None where it was only tried out."""
-    why, is_disk = failure.why, failure.is_disk
+    why, is_disk = failure.reason, failure.is_disk
     message = phrase("A checkpoint of this run could not be written: {why}.", why=why)
     if step is not None:
         message = phrase("The checkpoint of step {step} could not be written: {why}.", step=step, why=why)
@@ -45,14 +45,14 @@ def not_saved(step: int | None, failure: Failure) -> CheckpointError:
     # Whoever asked for a checkpoint waits for the first of these codes.
     of_disk = "checkpoint-would-fail" if step is None else "checkpoint-not-saved"
     kind = FolderMissingError if failure.is_missing else CheckpointError
-    return kind(message, code=of_disk if is_disk else CANNOT_BE_SAVED, advice=advice)
+    return kind(message, code=of_disk if is_disk else UNSAVABLE_STATE, advice=advice)
 
 
-def reason(error: BaseException) -> str:
+def failure_text(error: BaseException) -> str:
     """The cause on one line."""
     if isinstance(error, CheckpointError):
         return error.message
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split()).rstrip(".")
-    return f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
+    return f"{type(error).__name__}: {text[:_MAX_TEXT_LENGTH]}" if text else type(error).__name__

@@ -19,42 +19,42 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 
-class _Writer(HuggingFaceStorageWriter):
+class _ShardWriter(HuggingFaceStorageWriter):
     """Makes no folder: where the run has just been moved away, that would take its first name."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
 
 
-def write_shards(folder: Path, tensors: Mapping[str, Tensor], *, alone: bool) -> None:
-    """Write each tensor once, by all ranks together or by this one `alone`.
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], *, no_dist: bool) -> None:
+    """Write each tensor once, by all ranks together or by this one `no_dist`.
 
     Raises:
         Exception: what failed on the first rank that failed.
     """
-    with _plainly():
-        save(dict(tensors), storage_writer=_Writer(str(folder), save_distributed=True), no_dist=alone)
+    with _unwrap_errors():
+        save(dict(tensors), storage_writer=_ShardWriter(str(folder), save_distributed=True), no_dist=no_dist)
 
 
 def stored_tensors(folder: Path) -> Mapping[str, Any]:
     """What is known of the tensors in the files of a folder, by name."""
-    with _plainly():
+    with _unwrap_errors():
         stored: Mapping[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return stored
 
 
-def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, alone: bool) -> None:
-    """Fill the tensors, whoever wrote them, by all ranks together or by this one `alone`.
+def read_shards(folder: Path, tensors: Mapping[str, Tensor], *, no_dist: bool) -> None:
+    """Fill the tensors, whoever wrote them, by all ranks together or by this one `no_dist`.
 
     Raises:
         Exception: what failed on the first rank that failed.
     """
-    with _plainly():
-        load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+    with _unwrap_errors():
+        load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=no_dist)
 
 
 @contextlib.contextmanager
-def _plainly() -> Iterator[None]:
+def _unwrap_errors() -> Iterator[None]:
     """Without torch's warnings of what is meant here (one process, no group), and with the error itself in
     place of torch's tree of errors."""
     with warnings.catch_warnings():

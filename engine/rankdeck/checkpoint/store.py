@@ -30,55 +30,61 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.files import is_regular, sync_to_disk, wait_for_folder, write_own
+from rankdeck.base.files import is_regular, replace_file, sync_to_disk, wait_for_folder
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
-from rankdeck.checkpoint.failures import Failure, FolderMissingError, failure_of, not_saved, reason
-from rankdeck.checkpoint.plain import as_pairs, described, from_pairs, to_read_into
-from rankdeck.checkpoint.spreading import LeadingRanks
+from rankdeck.checkpoint.failures import (
+    FolderMissingError,
+    SaveFailure,
+    classify_failure,
+    failure_text,
+    save_error,
+)
+from rankdeck.checkpoint.json_values import decode_complex, encode_complex, read_views, tensor_metadata
+from rankdeck.checkpoint.replication import HostLeaders
 from rankdeck.checkpoint.training_state import (
-    Blank,
-    Saved,
+    LoadTargets,
+    RankSnapshot,
     TrainingState,
-    blank_model,
-    blank_state,
-    each_alone,
-    in_words,
-    put_random_states,
-    put_state,
-    put_together,
-    put_weights,
+    capture_state,
+    format_name,
+    load_random_states,
+    load_state,
+    load_weights,
+    merge_values,
+    model_targets,
+    one_element_tensors,
     random_states,
-    single_numbers,
-    state_of,
+    state_targets,
+    unshare_storages,
 )
 from rankdeck.checkpoint_files import (
     PROGRESS,
     Checkpoint,
     CheckpointError,
     Progress,
-    checksum,
+    file_checksum,
     list_checkpoints,
-    remove,
-    unfinished,
+    list_unfinished,
+    remove_checkpoint,
     write_commit,
 )
 
 _T = TypeVar("_T")
-_OWN, _EXTRA = "own.", "extra."
+_RANK_PREFIX, _EXTRA_PREFIX = "own.", "extra."
 """Before names of a rank's own tensors in its file, and of what its strategy keeps."""
-_Files = dict[str, tuple[int, str]]
+_FileList = dict[str, tuple[int, str]]
 """Name -> (bytes, checksum)."""
 
 
 @dataclass
-class _Written:
+class _WrittenPart:
     """What one rank has on the disk, and its values beside."""
 
-    files: _Files
-    values: dict[str, object]
-    elsewhere: dict[str, object]
-    lost: list[str]
+    files: _FileList
+    json_values: dict[str, object]
+    remote_values: dict[str, object]
+    unsaved: list[str]
 
 
 class CheckpointStore:
@@ -94,11 +100,11 @@ class CheckpointStore:
         world_size: int,
         layout: str,
         keep: int,
-        leads: bool | None = None,
-        hosts: LeadingRanks | None = None,
+        is_host_leader: bool | None = None,
+        hosts: HostLeaders | None = None,
     ) -> None:
         self.folder = folder
-        self._leads = rank == 0 if leads is None else leads
+        self._is_host_leader = rank == 0 if is_host_leader is None else is_host_leader
         self._hosts = hosts
         self._rank = rank
         self._world_size = world_size
@@ -119,7 +125,7 @@ class CheckpointStore:
         self._prune()
         return num_bytes
 
-    def try_out(self, step: int, state: TrainingState, extra: Mapping[str, Tensor]) -> list[str]:
+    def dry_run(self, step: int, state: TrainingState, extra: Mapping[str, Tensor]) -> list[str]:
         """Save all there is, each tensor as a single number, and throw it away: whatever would go wrong goes
         wrong now. The names of what no checkpoint will hold.
 
@@ -128,8 +134,8 @@ class CheckpointStore:
         """
         target = self.folder / ".dry"
         _, lost = self._save(target, step, state, extra, dry=True)
-        if self._leads:
-            remove(target)
+        if self._is_host_leader:
+            remove_checkpoint(target)
         return lost
 
     def _save(
@@ -137,117 +143,125 @@ class CheckpointStore:
     ) -> tuple[int, list[str]]:
         """Bytes, and what is lost. Raises: CheckpointError; nothing is left then."""
         wait_for_folder(self.folder.parent)
-        parts: list[Saved] = []
+        parts: list[RankSnapshot] = []
 
         def take() -> dict[str, int]:
             if not dry:
                 import rankdeck.checkpoint.sharded  # noqa: F401 - may fail as well, on one rank alone
-            parts.append(state_of(state))
+            parts.append(capture_state(state))
             return _sizes(parts[0], self._rank) if dry else {}
 
         asked = None if dry else step
         # Before anything is written: a rank that fails alone would leave the others in the midst of it.
-        sizes = self._together(asked, take)
+        sizes = self._run_on_all_ranks(asked, take)
         (saved,) = parts
-        self._together(asked, lambda: self._begin(target))
+        self._run_on_all_ranks(asked, lambda: self._make_folder(target))
         try:
             if dry:
-                self._together(asked, lambda: self._check_room(sizes))
-            written = self._together(asked, lambda: self._write(target, saved, extra, dry=dry))
-            files, progress = self._put_together(step, written)
+                self._run_on_all_ranks(asked, lambda: self._check_disk_space(sizes))
+            written = self._run_on_all_ranks(asked, lambda: self._write(target, saved, extra, dry=dry))
+            files, progress = self._merge(step, written)
             if not dry:
-                self._together(asked, lambda: self._spread(target, files))
-            self._together(asked, lambda: self._commit(target, files, progress))
+                self._run_on_all_ranks(asked, lambda: self._distribute(target, files))
+            self._run_on_all_ranks(asked, lambda: self._commit(target, files, progress))
         except CheckpointError:
-            if self._leads:
-                remove(target)
+            if self._is_host_leader:
+                remove_checkpoint(target)
             raise
         return sum(entry[0] for entry in files.values()), progress.lost
 
-    def _together(self, step: int | None, act: Callable[[], _T]) -> list[_T]:
+    def _run_on_all_ranks(self, step: int | None, act: Callable[[], _T]) -> list[_T]:
         """What all ranks' `act` gave.
 
         Raises: CheckpointError on all ranks, where one could not.
         """
-        failure: Failure | None = None
+        failure: SaveFailure | None = None
         answer: Any = None
         try:
             answer = act()
         except Exception as error:  # a full disk shows as several kinds
-            failure = failure_of(error)
+            failure = classify_failure(error)
         answers = self._gather((failure, answer))
         failures = [failure for failure, _ in answers if failure is not None]
         if failures:
-            raise not_saved(step, max(failures, key=attrgetter("is_missing")))
+            raise save_error(step, max(failures, key=attrgetter("is_missing")))
         return [answer for _, answer in answers]
 
-    def _put_together(self, step: int, written: Sequence[_Written]) -> tuple[_Files, Progress]:
+    def _merge(self, step: int, written: Sequence[_WrittenPart]) -> tuple[_FileList, Progress]:
         files = {name: entry for part in written for name, entry in part.files.items()}
-        values = put_together([(part.values, part.elsewhere) for part in written])
+        values = merge_values([(part.json_values, part.remote_values) for part in written])
         own = [
-            {name: value for name, value in (part.elsewhere | part.values).items() if value != values[name]}
+            {
+                name: value
+                for name, value in (part.remote_values | part.json_values).items()
+                if value != values[name]
+            }
             for part in written
         ]
-        lost = sorted({name for part in written for name in part.lost})
+        lost = sorted({name for part in written for name in part.unsaved})
         return files, Progress(step, self.layout, self._world_size, values, own, lost, has_values_beside=True)
 
-    def _begin(self, target: Path) -> None:
-        if self._leads:
+    def _make_folder(self, target: Path) -> None:
+        if self._is_host_leader:
             self.folder.mkdir(exist_ok=True)  # the run's own folder, if it is gone, stays gone
-            remove(target)
+            remove_checkpoint(target)
             if target.is_symlink():
                 raise OSError(errno.ELOOP, phrase("{path} is a link", path=target))
             target.mkdir(exist_ok=True)
 
-    def _check_room(self, sizes: Sequence[dict[str, int]]) -> None:
+    def _check_disk_space(self, sizes: Sequence[dict[str, int]]) -> None:
         """Raises: OSError, on ranks that lead, where the disk has no room for one checkpoint."""
         needed = sum({name: size for part in sizes for name, size in part.items()}.values())
         free = shutil.disk_usage(self.folder).free
-        if self._leads and needed > free:
-            words = phrase(
-                "it needs {needed}, and the disk has {free} free",
-                needed=format_bytes(needed),
-                free=format_bytes(free),
-            )
+        if self._is_host_leader and needed > free:
+            needs, has = format_bytes(needed), format_bytes(free)
+            words = phrase("it needs {needed}, and the disk has {free} free", needed=needs, free=has)
             raise OSError(errno.ENOSPC, words)
 
-    def _write(self, target: Path, saved: Saved, extra: Mapping[str, Tensor], *, dry: bool) -> _Written:
+    def _write(
+        self, target: Path, saved: RankSnapshot, extra: Mapping[str, Tensor], *, dry: bool
+    ) -> _WrittenPart:
         """This rank's files, on the disk, and its values that are no tensors."""
-        extra, own = (single_numbers(extra), single_numbers(saved.own)) if dry else (extra, saved.own)
+        extra, own = (
+            (one_element_tensors(extra), one_element_tensors(saved.per_rank))
+            if dry
+            else (extra, saved.per_rank)
+        )
         if dry:  # in the way that torch.distributed.checkpoint writes tensors, without importing it
-            shard = safetensors.torch.save(as_pairs(single_numbers(saved.tensors)))
-            write_own(target / f"shard-{self._rank + 1:05d}-dry.safetensors", shard)
+            shard = safetensors.torch.save(encode_complex(one_element_tensors(saved.tensors)))
+            replace_file(target / f"shard-{self._rank + 1:05d}-dry.safetensors", shard)
         else:
             from rankdeck.checkpoint.sharded import write_shards
 
-            write_shards(target, as_pairs(each_alone(saved.tensors)), alone=self._world_size == 1)
+            tensors = encode_complex(unshare_storages(saved.tensors))
+            write_shards(target, tensors, no_dist=self._world_size == 1)
         random_file = target / _random_file(self._rank)
-        states = random_states() | _named(_EXTRA, extra) | _named(_OWN, own)
-        write_own(random_file, safetensors.torch.save(as_pairs(states)), sync=True)
+        states = random_states() | _add_prefix(_EXTRA_PREFIX, extra) | _add_prefix(_RANK_PREFIX, own)
+        replace_file(random_file, safetensors.torch.save(encode_complex(states)), sync=True)
         mine = [random_file, *target.glob(f"shard-{self._rank + 1:05d}-*.safetensors")]
         for file in mine:
             sync_to_disk(file)
-        files = {file.name: (file.stat().st_size, checksum(file)) for file in mine}
-        return _Written(files, saved.values, saved.elsewhere, saved.lost)
+        files = {file.name: (file.stat().st_size, file_checksum(file)) for file in mine}
+        return _WrittenPart(files, saved.json_values, saved.remote_values, saved.unsaved)
 
-    def _spread(self, target: Path, files: _Files) -> None:
+    def _distribute(self, target: Path, files: _FileList) -> None:
         """What the others' ranks have written comes to each host."""
         if self._hosts is not None:
-            self._hosts.spread(target, files, lambda name: (target / name).exists())
+            self._hosts.distribute(target, files, lambda name: (target / name).exists())
 
-    def _commit(self, target: Path, files: _Files, progress: Progress) -> None:
+    def _commit(self, target: Path, files: _FileList, progress: Progress) -> None:
         """Progress and COMMIT."""
-        if self._leads:
+        if self._is_host_leader:
             file = target / PROGRESS
-            write_own(file, msgspec.json.encode(progress), sync=True)
-            write_commit(target, {**files, PROGRESS: (file.stat().st_size, checksum(file))})
+            replace_file(file, msgspec.json.encode(progress), sync=True)
+            write_commit(target, {**files, PROGRESS: (file.stat().st_size, file_checksum(file))})
 
     def _prune(self) -> None:
-        if self._leads:
+        if self._is_host_leader:
             for old in list_checkpoints(self.folder)[self._keep :]:
-                remove(old.path)
-            for half in unfinished(self.folder):
-                remove(half)
+                remove_checkpoint(old.path)
+            for half in list_unfinished(self.folder):
+                remove_checkpoint(half)
 
     def _gather(self, answer: Any) -> list[Any]:
         if self._world_size == 1:
@@ -256,7 +270,7 @@ class CheckpointStore:
         dist.all_gather_object(answers, answer)
         return answers
 
-    def restore(self, checkpoint: Checkpoint, state: TrainingState) -> Restored:
+    def restore(self, checkpoint: Checkpoint, state: TrainingState) -> RestoreResult:
         """Weights and optimizer state into what this rank holds, whoever wrote them.
 
         Raises:
@@ -266,35 +280,37 @@ class CheckpointStore:
 
         progress = checkpoint.progress()
         same = progress.layout == self.layout and progress.world_size == self._world_size
-        with _fitting(checkpoint):
+        with _mismatch_errors(checkpoint):
             values = progress.values | (progress.own[self._rank] if same and progress.own else {})
             blank = self._read(checkpoint, state)
-            own = _of_ranks(checkpoint, _OWN, [self._rank] if same else range(progress.world_size))
+            own = _read_rank_tensors(
+                checkpoint, _RANK_PREFIX, [self._rank] if same else range(progress.world_size)
+            )
             if not same:  # which part of the whole a slice was is known to its layout only
-                blank.homeless |= {in_words(name) for name in own if name.startswith("slice.")}
+                blank.unexpected |= {format_name(name) for name in own if name.startswith("slice.")}
                 own = {name: tensor for name, tensor in own.items() if not name.startswith("slice.")}
-            missing = put_state(state, blank, values, own)
-            extra = _of_ranks(checkpoint, _EXTRA, [self._rank if same else 0])
+            missing = load_state(state, blank, values, own)
+            extra = _read_rank_tensors(checkpoint, _EXTRA_PREFIX, [self._rank if same else 0])
             file = checkpoint.path / _random_file(self._rank)
             states = safetensors.torch.load_file(file) if same and is_regular(file) else None
         if not progress.has_values_beside and type(state.optimizer).__module__.split(".")[0] != "torch":
             missing.append("what the optimizer keeps in param_groups, which older versions did not save")
         answers = self._gather([*progress.lost, *missing])
         missing = sorted({name for answer in answers for name in answer})
-        return Restored(progress.step, missing, extra, checkpoint, states)
+        return RestoreResult(progress.step, missing, extra, checkpoint, states)
 
-    def _read(self, checkpoint: Checkpoint, state: TrainingState) -> Blank:
+    def _read(self, checkpoint: Checkpoint, state: TrainingState) -> LoadTargets:
         """What this rank needs of what is there."""
         from rankdeck.checkpoint.sharded import read_shards, stored_tensors
 
         stored = stored_tensors(checkpoint.path)
-        blank = blank_state(state, described(stored))
-        tensors = to_read_into(blank.tensors, stored)
-        read_shards(checkpoint.path, tensors, alone=self._world_size == 1)
+        blank = state_targets(state, tensor_metadata(stored))
+        tensors = read_views(blank.tensors, stored)
+        read_shards(checkpoint.path, tensors, no_dist=self._world_size == 1)
         return blank
 
 
-def _of_ranks(checkpoint: Checkpoint, prefix: str, ranks: Iterable[int]) -> dict[str, Tensor]:
+def _read_rank_tensors(checkpoint: Checkpoint, prefix: str, ranks: Iterable[int]) -> dict[str, Tensor]:
     """What ranks had in tensors of their own, of each the first that is found; without the prefix."""
     found: dict[str, Tensor] = {}
     for file in (checkpoint.path / _random_file(rank) for rank in ranks):
@@ -303,7 +319,7 @@ def _of_ranks(checkpoint: Checkpoint, prefix: str, ranks: Iterable[int]) -> dict
                 for name in opened.keys():  # noqa: SIM118 - it is no dictionary
                     if name.startswith(prefix) and name.removeprefix(prefix) not in found:
                         found[name.removeprefix(prefix)] = opened.get_tensor(name)
-    return from_pairs(found)
+    return decode_complex(found)
 
 
 def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
@@ -314,19 +330,19 @@ def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
     """
     from rankdeck.checkpoint.sharded import read_shards, stored_tensors
 
-    with _fitting(checkpoint):
+    with _mismatch_errors(checkpoint):
         stored = stored_tensors(checkpoint.path)
-        there = described(stored)
-        blank = blank_model(module, there)
+        there = tensor_metadata(stored)
+        blank = model_targets(module, there)
         unknown = [name for name in there if name.startswith("model.") and name not in blank]
         if unknown:
             raise ValueError(f"it has {min(unknown)}, and the model has not")
-        read_shards(checkpoint.path, to_read_into(blank, stored), alone=True)
-        put_weights(module, blank, checkpoint.progress().values)
+        read_shards(checkpoint.path, read_views(blank, stored), no_dist=True)
+        load_weights(module, blank, checkpoint.progress().values)
 
 
 @contextlib.contextmanager
-def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
+def _mismatch_errors(checkpoint: Checkpoint) -> Iterator[None]:
     """Whatever fails inside means that the checkpoint is of something else."""
     try:
         yield
@@ -335,7 +351,7 @@ def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
             phrase(
                 "The checkpoint of step {step} does not fit this model or optimizer: {why}.",
                 step=checkpoint.step,
-                why=reason(error),
+                why=failure_text(error),
             ),
             code="checkpoint-mismatch",
             advice=phrase("Use the model and optimizer that wrote it."),
@@ -343,7 +359,7 @@ def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoreResult:
     """What `restore` found: the step, the names of what begins anew, what was kept beside weights (by this
     rank, or by the first one of another layout), and this rank's states where the layout is the same."""
 
@@ -364,17 +380,17 @@ class Restored:
             ConfigError: they are none of such states.
         """
         if self._states is not None:
-            with _fitting(self._checkpoint):
-                put_random_states(self._states)
+            with _mismatch_errors(self._checkpoint):
+                load_random_states(self._states)
 
 
-def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}{name}": tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
-def _sizes(saved: Saved, rank: int) -> dict[str, int]:
+def _sizes(saved: RankSnapshot, rank: int) -> dict[str, int]:
     """Name -> bytes; what all ranks have counts once."""
-    own = {f"{rank} {name}": tensor.nbytes for name, tensor in saved.own.items()}
+    own = {f"{rank} {name}": tensor.nbytes for name, tensor in saved.per_rank.items()}
     return own | {name: tensor.numel() * tensor.element_size() for name, tensor in saved.tensors.items()}
 
 

@@ -4,7 +4,7 @@
     optimizer.<name>.<what>    what the optimizer keeps for a parameter (exp_avg, momentum_buffer, ...)
     scalar.<name>.<what>       the same where it has no dims (Adam's step)
     slice.<name>.<what>        the same in a rank's own tensor, of which no other rank knows what it is of
-    values                     what of it is no tensor, the extra state of modules, and all of beside.py
+    values                     what of it is no tensor, the extra state of modules, and all of extra_state.py
 
 Where an optimizer holds another, <what> of the inner one is <path>:<what>, as in base_optimizer:exp_avg.
 A tied weight stands under every name that this rank knows it by: a pipeline's last stage may know another one
@@ -25,22 +25,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rankdeck.base.parsing import decoded
-from rankdeck.base.phrases import marked, phrase
-from rankdeck.checkpoint.beside import Beside, joined
-from rankdeck.checkpoint.plain import from_plain, to_plain
+from rankdeck.base.parsing import decode_json
+from rankdeck.base.phrases import phrase, tr_noop
+from rankdeck.checkpoint.extra_state import ExtraState, join_path
+from rankdeck.checkpoint.json_values import from_json_value, to_json_value
 from rankdeck.checkpoint_files import CheckpointError
 from rankdeck.torch_compat.dtensors import is_dtensor
-from rankdeck.torch_compat.modules import is_expanded, names_of_weights, split_state
+from rankdeck.torch_compat.modules import is_expanded, parameter_names, split_state_dict
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 _T = TypeVar("_T")
-_EXTRA = "model/"
+_EXTRA_PREFIX = "model/"
 """Before the name of a module's extra state, among values."""
-_OF_OPTIMIZER = marked("The optimizer keeps {name} for each parameter, and in it {inside}")
-_OF_MODEL = marked("The model keeps {name}, its extra state, and in it {inside}")
+_OPTIMIZER_TEXT = tr_noop("The optimizer keeps {name} for each parameter, and in it {inside}")
+_MODEL_TEXT = tr_noop("The model keeps {name}, its extra state, and in it {inside}")
 
 
 class TrainingState:
@@ -51,63 +51,66 @@ class TrainingState:
         self.module = module
         self.optimizer = optimizer
         self.stages = stages
-        self.beside = Beside(module, optimizer)
+        self.extra_state = ExtraState(module, optimizer)
 
 
 @dataclass
-class Saved:
-    """One rank's part. `tensors` by names that ranks share, `own` of this rank alone; `values` as JSON has
-    them, `elsewhere` those of modules that other ranks run; `lost` is named, for no file can hold it."""
+class RankSnapshot:
+    """One rank's part. `tensors` by names that ranks share, `per_rank` of this rank alone; `json_values` as
+    JSON has them, `remote_values` those of modules that other ranks run; `unsaved` is named, for no file can
+    hold it."""
 
     tensors: dict[str, Tensor]
-    own: dict[str, Tensor]
-    values: dict[str, object]
-    elsewhere: dict[str, object]
-    lost: list[str]
+    per_rank: dict[str, Tensor]
+    json_values: dict[str, object]
+    remote_values: dict[str, object]
+    unsaved: list[str]
 
 
-def state_of(state: TrainingState) -> Saved:
+def capture_state(state: TrainingState) -> RankSnapshot:
     """
     Raises:
         CheckpointError: the model or the optimizer keeps something that no file can hold.
     """
-    tensors = {f"model.{name}": tensor for name, tensor in split_state(state.module)[0].items()}
-    own, values, lost = state.beside.changed()
-    extra, elsewhere = extra_state_of(state.module, state.stages)
-    for parameter, names in names_of_weights(state.module).items():
-        for what, value in _kept_for(parameter, state.beside.optimizers):
+    tensors = {f"model.{name}": tensor for name, tensor in split_state_dict(state.module)[0].items()}
+    own, values, lost = state.extra_state.changed_entries()
+    extra, elsewhere = module_extra_state(state.module, state.stages)
+    for parameter, names in parameter_names(state.module).items():
+        for what, value in _optimizer_entries(parameter, state.extra_state.optimizers):
             if isinstance(value, Tensor):
-                kind = _kind_of(value, parameter)
+                kind = _entry_kind(value, parameter)
                 where = own if kind == "slice" else tensors
                 where |= {f"{kind}.{name}.{what}": value for name in names}
             elif value is not None:
-                plain = _plain(value, _OF_OPTIMIZER, what)
+                plain = _to_json(value, _OPTIMIZER_TEXT, what)
                 values |= {f"{name}.{what}": plain for name in names}
-    return Saved(tensors, own, values | extra, elsewhere, [in_words(name) for name in lost])
+    return RankSnapshot(tensors, own, values | extra, elsewhere, [format_name(name) for name in lost])
 
 
-def _kept_for(parameter: nn.Parameter, optimizers: Mapping[str, Optimizer]) -> Iterator[tuple[str, Any]]:
+def _optimizer_entries(
+    parameter: nn.Parameter, optimizers: Mapping[str, Optimizer]
+) -> Iterator[tuple[str, Any]]:
     """What optimizers keep for a parameter; what one shares with the one that holds it comes once."""
     seen: set[int] = set()
     for path, optimizer in optimizers.items():
         kept = optimizer.state.get(parameter, {}) if id(optimizer.state) not in seen else {}
         seen.add(id(optimizer.state))
-        yield from ((joined(path, what), value) for what, value in kept.items())
+        yield from ((join_path(path, what), value) for what, value in kept.items())
 
 
-def _keeper(what: str, optimizers: Mapping[str, Optimizer]) -> tuple[Optimizer | None, str]:
+def _find_optimizer(what: str, optimizers: Mapping[str, Optimizer]) -> tuple[Optimizer | None, str]:
     """The optimizer that keeps `what` for each parameter, None where it is not there, and its own name."""
     path, _, own = what.rpartition(":")
     return (optimizers.get(path), own) if path else (optimizers[""], what)
 
 
-def _kind_of(value: Tensor, parameter: nn.Parameter) -> str:
+def _entry_kind(value: Tensor, parameter: nn.Parameter) -> str:
     if not value.dim():
         return "scalar"
     return "slice" if is_dtensor(parameter) and not is_dtensor(value) else "optimizer"
 
 
-def extra_state_of(
+def module_extra_state(
     module: nn.Module, stages: Sequence[nn.Module]
 ) -> tuple[dict[str, object], dict[str, object]]:
     """The extra state of the modules that this rank runs, and of those that others run.
@@ -115,19 +118,20 @@ def extra_state_of(
     Raises: CheckpointError for one that no file can hold.
     """
     everything = {
-        _EXTRA + name: _plain(value, _OF_MODEL, name) for name, value in split_state(module)[1].items()
+        _EXTRA_PREFIX + name: _to_json(value, _MODEL_TEXT, name)
+        for name, value in split_state_dict(module)[1].items()
     }
     run_here = {part for stage in stages for part in stage.modules()}
     not_here = {path for path, part in module.named_modules() if stages and part not in run_here}
     elsewhere = {
         name: plain
         for name, plain in everything.items()
-        if name.removeprefix(_EXTRA).rpartition(".")[0] in not_here
+        if name.removeprefix(_EXTRA_PREFIX).rpartition(".")[0] in not_here
     }
     return {name: plain for name, plain in everything.items() if name not in elsewhere}, elsewhere
 
 
-def in_words(name: str) -> str:
+def format_name(name: str) -> str:
     """A name of a checkpoint for people."""
     where, _, key = name.rpartition("/")
     kind, _, place = where.partition("/")
@@ -137,18 +141,18 @@ def in_words(name: str) -> str:
         case "group":
             return f"{key} of the optimizer's param_groups[{place}]"
         case "optimizer" | "state":
-            return f"the optimizer's {joined(place, key)}"
+            return f"the optimizer's {join_path(place, key)}"
     return f"{place}.{key} of the model" if place else f"the model's {key}"
 
 
-def _plain(value: Any, cannot: str, name: str) -> Any:
+def _to_json(value: Any, cannot: str, name: str) -> Any:
     try:
-        return to_plain(value)
+        return to_json_value(value)
     except TypeError as error:
         raise CheckpointError(phrase(cannot, name=name, inside=error.args[0])) from None
 
 
-def put_together(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
+def merge_values(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
     """One of each of all ranks' (`values`, `elsewhere`): that of the first rank which runs the module."""
     shared: dict[str, object] = {}
     for _, elsewhere in reversed(parts):
@@ -158,94 +162,94 @@ def put_together(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -
     return shared
 
 
-def each_alone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unshare_storages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A file of tensors holds no memory twice, shards have dims, and numbers lie in the dims' order."""
     seen: set[int] = set()
     alone: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach()
-        address = _address(tensor)
-        alone[name] = _with_dim(tensor.clone() if address in seen else tensor).contiguous()
+        address = _storage_address(tensor)
+        alone[name] = _at_least_1d(tensor.clone() if address in seen else tensor).contiguous()
         seen.add(address)
     return alone
 
 
-def single_numbers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def one_element_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of each tensor what decides whether a file can hold it."""
     return {
         name: torch.zeros(1, dtype=tensor.dtype, layout=tensor.layout) for name, tensor in tensors.items()
     }
 
 
-def _address(tensor: Tensor) -> int:
+def _storage_address(tensor: Tensor) -> int:
     local = getattr(tensor, "to_local", None)
     return int((tensor if local is None else local()).untyped_storage().data_ptr()) or id(tensor)
 
 
-def _with_dim(tensor: Tensor) -> Tensor:
+def _at_least_1d(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() else tensor.reshape(1)
 
 
 @dataclass
-class Blank:
-    """Tensors to read into. `optimizer` says which of them are whose: parameter -> what -> name; `homeless`
+class LoadTargets:
+    """Tensors to read into. `optimizer` says which of them are whose: parameter -> what -> name; `unexpected`
     is what has no place here."""
 
     tensors: dict[str, Tensor]
     optimizer: dict[nn.Parameter, dict[str, str]] = field(default_factory=dict)
-    homeless: set[str] = field(default_factory=set)
+    unexpected: set[str] = field(default_factory=set)
 
 
-def blank_model(module: nn.Module, there: Mapping[str, TensorStorageMetadata]) -> dict[str, Tensor]:
+def model_targets(module: nn.Module, there: Mapping[str, TensorStorageMetadata]) -> dict[str, Tensor]:
     """Where to read the weights and buffers of a checkpoint to: the module's own memory. `there` has the
     names in it with what torch knows of each (its size)."""
-    tensors, extra = split_state(module)
+    tensors, extra = split_state_dict(module)
     for tensor in tensors.values():
         if is_expanded(tensor):  # no number of it could be read alone
             tensor.data = tensor.detach().contiguous()
-    blank = {f"model.{name}": _with_dim(tensor.detach()) for name, tensor in tensors.items()}
+    blank = {f"model.{name}": _at_least_1d(tensor.detach()) for name, tensor in tensors.items()}
     # Before there were values, extra state that was a tensor stood among weights.
     older = [name for name in extra if f"model.{name}" in there]
-    return blank | {f"model.{name}": _as_saved(there[f"model.{name}"]) for name in older}
+    return blank | {f"model.{name}": _zeros_like_saved(there[f"model.{name}"]) for name in older}
 
 
-def blank_state(state: TrainingState, there: Mapping[str, TensorStorageMetadata]) -> Blank:
+def state_targets(state: TrainingState, there: Mapping[str, TensorStorageMetadata]) -> LoadTargets:
     """Where to read a checkpoint to, which has the names of `there`.
 
     A parameter that the optimizer had never stepped has no state there, and gets none.
     """
-    blank = Blank(blank_model(state.module, there))
+    blank = LoadTargets(model_targets(state.module, there))
     by_owner: dict[str, list[tuple[str, str]]] = {}
     for name in there:
         kind, _, rest = name.partition(".")
         if kind in ("optimizer", "scalar"):
             owner, _, what = rest.rpartition(".")
             by_owner.setdefault(owner, []).append((what, name))
-    optimizers = state.beside.optimizers
+    optimizers = state.extra_state.optimizers
     groups = {
         (optimizer, parameter): group
         for optimizer in optimizers.values()
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    for parameter, names in names_of_weights(state.module).items():
+    for parameter, names in parameter_names(state.module).items():
         known = next((name for name in names if name in by_owner), None)
         if known is None or (state.optimizer, parameter) not in groups:
             continue
         weights_dtype = there[f"model.{known}"].properties.dtype
         for what, name in by_owner[known]:
-            keeper, _ = _keeper(what, optimizers)
+            keeper, _ = _find_optimizer(what, optimizers)
             group = None if keeper is None else groups.get((keeper, parameter))
-            room = None if group is None else _room_for(name, there[name], parameter, group, weights_dtype)
+            room = None if group is None else _make_target(name, there[name], parameter, group, weights_dtype)
             if room is None:
-                blank.homeless.add(in_words(name))
+                blank.unexpected.add(format_name(name))
                 continue
             blank.tensors[name] = room
             blank.optimizer.setdefault(parameter, {})[what] = name
     return blank
 
 
-def _room_for(
+def _make_target(
     name: str,
     saved: TensorStorageMetadata,
     parameter: nn.Parameter,
@@ -257,26 +261,26 @@ def _room_for(
     if name.startswith("scalar."):
         # Optimizers count steps on the host, unless a kernel of theirs reads the count.
         on_device = group.get("capturable") or group.get("fused")
-        return _as_saved(saved, parameter.device if on_device else "cpu")
+        return _zeros_like_saved(saved, parameter.device if on_device else "cpu")
     if saved.size == parameter.shape:
         dtype = saved.properties.dtype
         dtype = parameter.dtype if dtype == weights_dtype else dtype
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False).detach()
-    return None if is_dtensor(parameter) else _as_saved(saved, parameter.device)
+    return None if is_dtensor(parameter) else _zeros_like_saved(saved, parameter.device)
 
 
-def _as_saved(saved: TensorStorageMetadata, device: torch.device | str = "cpu") -> Tensor:
+def _zeros_like_saved(saved: TensorStorageMetadata, device: torch.device | str = "cpu") -> Tensor:
     return torch.zeros(saved.size, dtype=saved.properties.dtype, device=device)
 
 
-def put_state(
-    state: TrainingState, blank: Blank, values: Mapping[str, Any], own: Mapping[str, Tensor]
+def load_state(
+    state: TrainingState, blank: LoadTargets, values: Mapping[str, Any], own: Mapping[str, Tensor]
 ) -> list[str]:
     """Make what was read the state of the model and of its optimizer; what has no place here, in words."""
-    missing = put_weights(state.module, blank.tensors, values)
-    plain_of, slices_of = _by_owner(values), _by_owner(own)
-    homeless = set(blank.homeless)
-    for parameter, names in names_of_weights(state.module).items():
+    missing = load_weights(state.module, blank.tensors, values)
+    plain_of, slices_of = _group_by_owner(values), _group_by_owner(own)
+    homeless = set(blank.unexpected)
+    for parameter, names in parameter_names(state.module).items():
         kept: dict[str, object] = {
             what: blank.tensors[name].reshape(()) if name.startswith("scalar.") else blank.tensors[name]
             for what, name in blank.optimizer.get(parameter, {}).items()
@@ -285,24 +289,24 @@ def put_state(
             slices = slices_of.get(f"slice.{name}", {})
             kept |= {what: tensor.to(parameter.device) for what, tensor in slices.items()}
             plain = plain_of.get(name, {})
-            kept |= {what: from_plain(value, parameter.device) for what, value in plain.items()}
+            kept |= {what: from_json_value(value, parameter.device) for what, value in plain.items()}
         by_keeper: dict[Optimizer, dict[str, object]] = {}
         for what, value in kept.items():
-            keeper, own_name = _keeper(what, state.beside.optimizers)
+            keeper, own_name = _find_optimizer(what, state.extra_state.optimizers)
             if keeper is None:
-                homeless.add(in_words(f"optimizer.{what}"))
+                homeless.add(format_name(f"optimizer.{what}"))
             else:
                 by_keeper.setdefault(keeper, {})[own_name] = value
         for keeper, of_it in by_keeper.items():
             keeper.state[parameter] = of_it
-    elsewhere = state.beside.put(
+    elsewhere = state.extra_state.load(
         {name: tensor for name, tensor in own.items() if not name.startswith("slice.")},
-        {name: value for name, value in values.items() if "/" in name and not name.startswith(_EXTRA)},
+        {name: value for name, value in values.items() if "/" in name and not name.startswith(_EXTRA_PREFIX)},
     )
-    return [*homeless, *map(in_words, [*missing, *elsewhere])]
+    return [*homeless, *map(format_name, [*missing, *elsewhere])]
 
 
-def _by_owner(values: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
+def _group_by_owner(values: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
     """<owner>.<what> -> value, as owner -> what -> value."""
     by_owner: dict[str, dict[str, _T]] = {}
     for name, value in values.items():
@@ -311,7 +315,7 @@ def _by_owner(values: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
     return by_owner
 
 
-def put_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
+def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
     """Weights, buffers and extra state of a checkpoint into the model that they were read for; the names of
     what is not there."""
     # The dictionary is torch's own: without the versions that it carries batch norms add what they lack.
@@ -324,10 +328,10 @@ def put_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mappin
             fits = isinstance(value, Tensor) and value.numel() == read.numel()
             # A view of itself, in other strides, is nothing that torch copies to a tensor.
             own[name] = read.reshape(value.shape) if fits and read.shape != value.shape else read
-        elif _EXTRA + name in values:
-            own[name] = from_plain(values[_EXTRA + name], device)
+        elif _EXTRA_PREFIX + name in values:
+            own[name] = from_json_value(values[_EXTRA_PREFIX + name], device)
         else:
-            missing.append(_EXTRA + name)
+            missing.append(_EXTRA_PREFIX + name)
     module.load_state_dict(own)
     return missing
 
@@ -348,7 +352,7 @@ def random_states() -> dict[str, Tensor]:
     return states
 
 
-def put_random_states(states: Mapping[str, Tensor]) -> None:
+def load_random_states(states: Mapping[str, Tensor]) -> None:
     """Go on from what `random_states` gave, on a machine with the same CUDA devices.
 
     Raises: KeyError where a state is missing.
@@ -368,4 +372,4 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def _from_tensor(tensor: Tensor) -> Any:
-    return decoded(msgspec.json.decode, bytes(tensor.tolist()))
+    return decode_json(msgspec.json.decode, bytes(tensor.tolist()))

@@ -20,15 +20,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankdeck.base.files import write_own
-from rankdeck.base.parsing import json_of
+from rankdeck.base.files import replace_file
+from rankdeck.base.parsing import parse_json
 from rankdeck.base.phrases import phrase
-from rankdeck.checkpoint.plain import from_plain, real_view
-from rankdeck.checkpoint.training_state import extra_state_of, put_together, single_numbers
+from rankdeck.checkpoint.json_values import from_json_value, real_view
+from rankdeck.checkpoint.training_state import merge_values, module_extra_state, one_element_tensors
 from rankdeck.checkpoint_files import CheckpointError
-from rankdeck.torch_compat.modules import split_state
+from rankdeck.torch_compat.modules import split_state_dict
 
-_COMPLEX = "complex"
+_COMPLEX_KEY = "complex"
 """The key of the names of complex tensors, in the file's metadata."""
 
 
@@ -37,25 +37,25 @@ def gather_extra_state(module: nn.Module, stages: Sequence[nn.Module] = ()) -> d
 
     Raises: CheckpointError for one that no file can hold.
     """
-    parts = [extra_state_of(module, stages)]
+    parts = [module_extra_state(module, stages)]
     if any(parts[0]) and dist.is_initialized():
         own, parts = parts[0], [({}, {})] * dist.get_world_size()
         dist.all_gather_object(parts, own)
-    return _by_name(parts)
+    return _strip_prefixes(parts)
 
 
-def _by_name(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
-    return {name.partition("/")[2]: value for name, value in put_together(parts).items()}
+def _strip_prefixes(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
+    return {name.partition("/")[2]: value for name, value in merge_values(parts).items()}
 
 
-def weights_file(
+def encode_weights(
     weights: Mapping[str, Tensor], metadata: Mapping[str, str], extra_state: Mapping[str, Any] | None = None
 ) -> bytes:
     """What is in the file; `extra_state` as JSON has it."""
     seen: set[int] = set()
     own: dict[str, Tensor] = {}
     pairs: list[str] = []
-    extra = {name: from_plain(value) for name, value in (extra_state or {}).items()}
+    extra = {name: from_json_value(value) for name, value in (extra_state or {}).items()}
     tensors = {name: value for name, value in extra.items() if isinstance(value, Tensor)}
     for name, tensor in [*weights.items(), *tensors.items()]:
         host = real_view(tensor.detach().cpu().contiguous())
@@ -65,7 +65,7 @@ def weights_file(
         seen.add(own[name].untyped_storage().data_ptr())
     plain = {name: value for name, value in (extra_state or {}).items() if name not in tensors}
     words = {"extra_state": msgspec.json.encode(plain).decode()} if plain else {}
-    words |= {_COMPLEX: msgspec.json.encode(pairs).decode()} if pairs else {}
+    words |= {_COMPLEX_KEY: msgspec.json.encode(pairs).decode()} if pairs else {}
     data: bytes = safetensors.torch.save(own, metadata={**metadata, **words, "format": "pt"})
     return data
 
@@ -73,21 +73,21 @@ def weights_file(
 def read_weights_file(path: Path) -> dict[str, Tensor]:
     """The tensors of such a file."""
     with safetensors.safe_open(path, framework="pt") as file:
-        pairs = json_of((file.metadata() or {}).get(_COMPLEX, "[]"))
+        pairs = parse_json((file.metadata() or {}).get(_COMPLEX_KEY, "[]"))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
     return {
         name: torch.view_as_complex(tensor) if name in pairs else tensor for name, tensor in tensors.items()
     }
 
 
-def try_weights_file(module: nn.Module) -> None:
+def check_weights_file(module: nn.Module) -> None:
     """Whether a file can hold the weights of this rank, each as a single number.
 
     Raises: CheckpointError where none can.
     """
     try:
-        extra = _by_name([extra_state_of(module, ())])
-        weights_file(single_numbers(split_state(module)[0]), {}, extra)
+        extra = _strip_prefixes([module_extra_state(module, ())])
+        encode_weights(one_element_tensors(split_state_dict(module)[0]), {}, extra)
     except Exception as error:
         why = error.message if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
         raise CheckpointError(
@@ -110,6 +110,6 @@ def save_weights(
     Raises:
         OSError: the disk is full or the folder cannot be written; no half file stays.
     """
-    data = weights_file(weights, metadata, extra_state)
-    write_own(path, data, sync=True)
+    data = encode_weights(weights, metadata, extra_state)
+    replace_file(path, data, sync=True)
     return len(data)

@@ -21,33 +21,33 @@ from rankdeck.base.errors import ConfigError, Problem, RankdeckError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import (
     attach,
-    catalogue,
+    catalog,
     compare,
     console,
     devices,
     doctor,
-    on_host,
     plan,
     race,
     reference,
+    remote_command,
     results,
     serve,
     train,
     why,
 )
 from rankdeck.cli import run as script_run
-from rankdeck.cli.torchrun import ScriptCommand, split
-from rankdeck.cli.until_end import INTERRUPTED
+from rankdeck.cli.torchrun import ScriptCommand, split_script_arguments
+from rankdeck.cli.wait import EXIT_INTERRUPTED
 
-HELP_NAMES = ["-h", "--help"]
-BROKEN_PIPE = 141  # what a shell reports for a command that SIGPIPE ended
+HELP_OPTIONS = ["-h", "--help"]
+EXIT_BROKEN_PIPE = 141  # what a shell reports for a command that SIGPIPE ended
 
 app = typer.Typer(
     name="rankdeck",
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": HELP_NAMES},
+    context_settings={"help_option_names": HELP_OPTIONS},
 )
 
 for _group, _commands in {
@@ -66,15 +66,15 @@ for _group, _commands in {
         compare.report,
         attach.label,
         results.export,
-        catalogue.adopt,
+        catalog.adopt,
     ),
     "Before a run": (plan.plan, train.verify, race.race, doctor.doctor),
     "Reference": (
         devices.devices,
-        catalogue.strategies,
-        catalogue.presets,
+        catalog.strategies,
+        catalog.presets,
         reference.config,
-        catalogue.validate,
+        catalog.validate,
     ),
     "Other hosts": (attach.copy, attach.install, serve.serve),
 }.items():
@@ -86,7 +86,7 @@ for _group, _commands in {
 app.command(hidden=True)(serve.meet)
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"rankdeck {__version__}")
         raise typer.Exit
@@ -96,7 +96,8 @@ def _version(wanted: bool) -> None:
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
     folder: Annotated[
         Path | None,
@@ -110,7 +111,7 @@ def root(
     ] = None,
 ) -> None:
     """Train on several GPUs or virtual devices, and see what each parallel strategy costs."""
-    if host is not None:  # what on_host.py takes never comes here
+    if host is not None:  # what remote_command.py takes never comes here
         raise ConfigError(
             phrase("{host} is no name of a host.", host=repr(host)),
             code="no-host",
@@ -122,18 +123,18 @@ def root(
         typer.echo(context.get_help())
 
 
-def _command_tree() -> Any:
+def _build_command() -> Any:
     """As click runs it. Flags take no value: typer's help would say <bool> beside each."""
     made: Any = typer.main.get_command(app)
     for command in (made, *made.commands.values()):
-        context = typer.Context(command, help_option_names=HELP_NAMES)
+        context = typer.Context(command, help_option_names=HELP_OPTIONS)
         for option in command.get_params(context):
             if getattr(option, "is_flag", False):
                 option.metavar = option.metavar or ""
     return made
 
 
-COMMAND = _command_tree()
+COMMAND = _build_command()
 
 
 def run(argv: Sequence[str]) -> int:
@@ -145,33 +146,33 @@ def run(argv: Sequence[str]) -> int:
         code = _invoke(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        console.silence(sys.stdout.fileno())
-        return BROKEN_PIPE
+        console.discard_output(sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     return code
 
 
 def _invoke(argv: Sequence[str]) -> int:
-    from rankdeck.launch.machine import check_processes_are_listed
+    from rankdeck.launch.machine import check_proc
 
-    as_json = "--json" in _own_words(argv)
+    as_json = "--json" in _rankdeck_arguments(argv)
     try:
-        check_processes_are_listed()
-        elsewhere = on_host.split(argv) or on_host.of_copy(argv)
-        if elsewhere is not None and not _is_help_of_install(elsewhere[2]):
-            return on_host.run(*elsewhere)
+        check_proc()
+        elsewhere = remote_command.split_host_option(argv) or remote_command.redirect_copy(argv)
+        if elsewhere is not None and not _is_install_help(elsewhere[2]):
+            return remote_command.run_on_host(*elsewhere)
         argv = argv if elsewhere is None else elsewhere[2]
         code = COMMAND.main(args=list(argv), prog_name="rankdeck", standalone_mode=False)
     except RankdeckError as error:
         _print_problems(error.problems, as_json, error.file)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except SystemExit:
         raise BrokenPipeError from None  # the one thing that typer answers in this way
     except BrokenPipeError:
         raise
     except OSError as error:
-        _print_problems([_machine_problem(error)], as_json)
+        _print_problems([_os_error_problem(error)], as_json)
         return 3
     except Exception as error:
         usage = _usage_problem(error)
@@ -182,34 +183,38 @@ def _invoke(argv: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _is_help_of_install(words: Sequence[str]) -> bool:
+def _is_install_help(words: Sequence[str]) -> bool:
     """Help that is given here: the host may have no rankdeck to ask."""
-    return words[0] == "install" and not set(HELP_NAMES).isdisjoint(words)
+    return words[0] == "install" and not set(HELP_OPTIONS).isdisjoint(words)
 
 
-def _own_words(argv: Sequence[str]) -> Sequence[str]:
+def _rankdeck_arguments(argv: Sequence[str]) -> Sequence[str]:
     """The words without those of a person's script, which may have a --json of its own."""
     if argv and argv[0].startswith("-C"):
         argv = argv[2:] if argv[0] == "-C" else argv[1:]
     named = COMMAND.commands.get(argv[0]) if argv else None
-    return split(argv[1:], named.values())[0] if isinstance(named, ScriptCommand) else argv
+    return (
+        split_script_arguments(argv[1:], named.value_options())[0]
+        if isinstance(named, ScriptCommand)
+        else argv
+    )
 
 
 def _print_problems(problems: Sequence[Problem], as_json: bool, file: str | None = None) -> None:
     """In words where JSON is not wanted, or cannot be written."""
     if as_json:
         try:
-            console.problems_json(problems)
+            console.print_problems_json(problems)
             return
         except BrokenPipeError:
             raise
         except OSError:
-            console.silence(sys.stdout.fileno())
+            console.discard_output(sys.stdout.fileno())
     for problem in problems:
-        console.problem(problem, file)
+        console.print_problem(problem, file)
 
 
-def _machine_problem(error: OSError) -> Problem:
+def _os_error_problem(error: OSError) -> Problem:
     """A file or a process that the system refused, where no command had better words for it."""
     why = error.strerror or error
     if not error.filename:

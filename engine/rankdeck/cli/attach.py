@@ -9,16 +9,16 @@ import typer
 
 from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.phrases import Phrase, phrase
-from rankdeck.cli import console, on_host
+from rankdeck.cli import console, remote_command
 from rankdeck.cli.options import AsJson, RunName, find_race, find_run
-from rankdeck.diagnose.stacks import where
+from rankdeck.diagnose.stacks import format_location
 
 if TYPE_CHECKING:
     from rankdeck.launch.stacks import RankStack
-    from rankdeck.rundir import RaceDir
+    from rankdeck.run_dir import RaceDir
 
 
-STOPPED_WITHIN_S = 30.0
+STOP_TIMEOUT_S = 30.0
 
 
 def watch(name: RunName, as_json: AsJson = False) -> int:
@@ -26,15 +26,15 @@ def watch(name: RunName, as_json: AsJson = False) -> int:
 
     Ctrl-C ends the view, never the run.
     """
-    from rankdeck.cli.display import JsonLines
-    from rankdeck.cli.follow import choose, follow
+    from rankdeck.cli.display import JsonDisplay
+    from rankdeck.cli.follow import choose_display, follow
     from rankdeck.cli.summary import print_summary
-    from rankdeck.run.summarising import summarise
+    from rankdeck.run.summary_builder import summarize
 
     run = find_run(name)
-    fold = follow(run, JsonLines() if as_json else choose(run))
+    fold = follow(run, JsonDisplay() if as_json else choose_display(run))
     if not as_json:
-        print_summary(summarise(run, fold), num_shown=len(fold.problems))
+        print_summary(summarize(run, fold), num_shown=len(fold.problems))
     return 0
 
 
@@ -44,9 +44,9 @@ def stop(
     as_json: AsJson = False,
 ) -> int:
     """Stop a run or a race."""
-    from rankdeck.cli import staying
-    from rankdeck.launch.control import request_stop, wait_ended
-    from rankdeck.run.problems import script_of
+    from rankdeck.cli import foreground
+    from rankdeck.launch.control import request_stop, wait_for_end
+    from rankdeck.run.problems import read_script_config
 
     race = find_race(name)
     if race is not None:
@@ -56,19 +56,19 @@ def stop(
     if outcome != "running":
         return _not_running(run.name, outcome, as_json)
     request_stop(run, now=now)
-    timeout_s = STOPPED_WITHIN_S if script_of(run) is None else staying.STOPPED_WITHIN_S
-    if not wait_ended(run, timeout_s):
+    timeout_s = STOP_TIMEOUT_S if read_script_config(run) is None else foreground.SCRIPT_STOP_TIMEOUT_S
+    if not wait_for_end(run, timeout_s):
         raise MachineError(
             phrase("{run} has not stopped within {timeout_s:.0f} s.", run=run.name, timeout_s=timeout_s),
             code="not-stopped",
             advice=phrase("Try: rankdeck stop {run} --now", run=run.name),
         )
-    return _say_outcome(run.name, run.outcome(), as_json)
+    return _print_outcome(run.name, run.outcome(), as_json)
 
 
-def _say_outcome(name: str, outcome: str, as_json: bool) -> int:
+def _print_outcome(name: str, outcome: str, as_json: bool) -> int:
     if as_json:
-        console.as_json({"run": name, "outcome": outcome})
+        console.print_json({"run": name, "outcome": outcome})
     else:
         console.out().print(f"{name}: {outcome}")
     return 0
@@ -76,7 +76,7 @@ def _say_outcome(name: str, outcome: str, as_json: bool) -> int:
 
 def _not_running(name: str, outcome: str, as_json: bool) -> int:
     if as_json:
-        return _say_outcome(name, outcome, as_json)
+        return _print_outcome(name, outcome, as_json)
     console.err().print(f"{name} is not running: {outcome}.")
     return 0
 
@@ -88,27 +88,27 @@ def _stop_race(race: RaceDir, as_json: bool) -> int:
     if not race.is_alive():
         found = read_race(race)
         return _not_running(race.name, "lost" if found is None else found.outcome, as_json)
-    if not stop_race(race, within_s=STOPPED_WITHIN_S):
+    if not stop_race(race, timeout_s=STOP_TIMEOUT_S):
         raise MachineError(
             phrase(
-                "{race} has not stopped within {timeout_s:.0f} s.", race=race.name, timeout_s=STOPPED_WITHIN_S
+                "{race} has not stopped within {timeout_s:.0f} s.", race=race.name, timeout_s=STOP_TIMEOUT_S
             ),
             code="not-stopped",
             advice=phrase("The process id of who races is in {file}.", file=race.lock),
         )
     found = read_race(race)
-    return _say_outcome(race.name, "stopped" if found is None else found.outcome, as_json)
+    return _print_outcome(race.name, "stopped" if found is None else found.outcome, as_json)
 
 
 # `rankdeck stacks`: where every rank of a living run stands. Asking disturbs nobody's step.
 
-_WHY = {
+_REASON_TEXTS = {
     "suspended": phrase("suspended by a signal (SIGSTOP)"),
     "debugger": phrase("a debugger is attached"),
     "ended": phrase("its process has ended"),
     "unheard": phrase("it listens to no signal"),
 }
-_SILENT = phrase("it has not answered")
+_NO_ANSWER_TEXT = phrase("it has not answered")
 
 
 def stacks(
@@ -123,12 +123,12 @@ def stacks(
     Prints the line of your own code first, and the collective that the rank waits in.
     """
     from rankdeck.launch.control import NotRunningError
-    from rankdeck.launch.stacks import stacks_of
+    from rankdeck.launch.stacks import read_stacks
 
     run = find_run(name)
     if not run.is_alive():
         raise NotRunningError(phrase("{run} is not running: {outcome}.", run=run.name, outcome=run.outcome()))
-    found = stacks_of(run)
+    found = read_stacks(run)
     if not found:
         raise MachineError(
             phrase("No rank of {run} has begun yet.", run=run.name),
@@ -136,37 +136,37 @@ def stacks(
             advice=phrase("Ask again in a moment."),
         )
     if as_json:
-        console.as_json({"run": run.name, "ranks": [_as_json(stack) for stack in found]})
+        console.print_json({"run": run.name, "ranks": [_stack_to_json(stack) for stack in found]})
         return 0
     for stack in found:
-        console.out().print(f"rank {stack.rank} ({stack.pid}): {_words(stack)}", soft_wrap=True)
+        console.out().print(f"rank {stack.rank} ({stack.pid}): {_stack_text(stack)}", soft_wrap=True)
         if threads:
-            console.out().print(stack.answer.text, soft_wrap=True)
+            console.out().print(stack.report.text, soft_wrap=True)
             continue
-        for frame in stack.answer.frames:
-            console.out().print(f"    {frame.words()}", soft_wrap=True)
+        for frame in stack.report.frames:
+            console.out().print(f"    {frame.text()}", soft_wrap=True)
     return 0
 
 
-def _words(stack: RankStack) -> Phrase:
-    if not stack.answer.frames:
-        return _WHY.get(stack.why or "", _SILENT)
-    call = stack.answer.call
+def _stack_text(stack: RankStack) -> Phrase:
+    if not stack.report.frames:
+        return _REASON_TEXTS.get(stack.skip_reason or "", _NO_ANSWER_TEXT)
+    call = stack.report.call
     if call is None:
-        return where(stack.answer.frames)
-    return phrase("{place}: {call}", place=where(stack.answer.frames), call=call.words())
+        return format_location(stack.report.frames)
+    return phrase("{place}: {call}", place=format_location(stack.report.frames), call=call.text())
 
 
-def _as_json(stack: RankStack) -> dict[str, object]:
-    call = stack.answer.call
+def _stack_to_json(stack: RankStack) -> dict[str, object]:
+    call = stack.report.call
     return {
         "rank": stack.rank,
         "pid": stack.pid,
-        "why": stack.why if stack.answer.frames or stack.why else "silent",
-        "frames": list(map(vars, stack.answer.frames)),
+        "why": stack.skip_reason if stack.report.frames or stack.skip_reason else "silent",
+        "frames": list(map(vars, stack.report.frames)),
         "collective": call
         and {"group": call.group, "number": call.number, "kind": call.kind, "shape": call.shape},
-        "text": stack.answer.text,
+        "text": stack.report.text,
     }
 
 
@@ -193,7 +193,7 @@ def label(
     Its folder stays where it is.
     """
     from rankdeck.run.race_row import race_info
-    from rankdeck.rundir import RunDir, enter_in_index, read_labels, write_labels
+    from rankdeck.run_dir import RunDir, add_to_index, read_labels, write_labels
 
     race = find_race(name)
     run = find_run(name) if race is None else RunDir(race.path)
@@ -201,7 +201,7 @@ def label(
     if not all(one.strip() for one in tag or ()):
         raise ConfigError(phrase("A tag needs a word."), advice=phrase("As in --tag baseline."))
     tags = [one for one in (*before.tags, *(tag or ())) if one not in (untag or ())]
-    after = before.changed(
+    after = before.with_changes(
         name=before.name if title is None else title,
         tags=tuple(tags),
         note=before.note if note is None else note,
@@ -209,11 +209,11 @@ def label(
     )
     if after != before:
         write_labels(run.path, after)
-        enter_in_index(run)  # whoever watches the index looks again
+        add_to_index(run)  # whoever watches the index looks again
     called = run.title if race is None else race_info(race).title
     if as_json:
         told = {"title": called, "tags": after.tags, "note": after.note, "archived": after.is_archived}
-        console.as_json({"run": run.name, **told})
+        console.print_json({"run": run.name, **told})
         return 0
     tagged = "".join(f"  #{one}" for one in after.tags)
     put_away = "  (archived)" if after.is_archived else ""
@@ -237,16 +237,16 @@ def copy(
 
     Repeat the command to update the copy.
     """
-    from rankdeck.rundir import RunDir
+    from rankdeck.run_dir import RunDir
 
-    origin = RunDir(path).copied_from
+    origin = RunDir(path).origin
     if origin is None:
         raise ConfigError(
             phrase("{path} is no copy of another host's run.", path=path),
             code="no-copy",
             advice=phrase("As in: rankdeck --host NAME copy last"),
         )
-    return on_host.copy(origin.host, origin.path, follow=follow, as_json=as_json)
+    return remote_command.copy_run(origin.host, origin.path, follow=follow, as_json=as_json)
 
 
 def install(

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdeck.base.errors import ConfigError, RunNotFoundError
-from rankdeck.base.home import expanded
+from rankdeck.base.home import expand_home
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
-from rankdeck.cli.console import check_stdout, name_of, written
-from rankdeck.cli.options import AsJson, check_file, find_run
+from rankdeck.cli.console import is_stdout, output_name, output_path
+from rankdeck.cli.options import AsJson, check_output_file, find_run
 from rankdeck.cli.trust import Trust
 
 if TYPE_CHECKING:
-    from rankdeck.compare.curves import LossLine
-    from rankdeck.compare.naming import RunAt
+    from rankdeck.compare.curves import LossCurve
+    from rankdeck.compare.run_ref import RunRef
     from rankdeck.compare.table import Comparison
 
 
-class LossBy(enum.StrEnum):
+class LossAxis(enum.StrEnum):
     STEP = "step"
     TIME = "time"
     SAMPLES = "samples"
@@ -39,7 +39,7 @@ def compare(
         str | None,
         typer.Option(metavar="RUN", help="Run to compare with. Default: the first one."),
     ] = None,
-    by: Annotated[LossBy, typer.Option(help="X axis of the losses.")] = LossBy.STEP,
+    by: Annotated[LossAxis, typer.Option(help="X axis of the losses.")] = LossAxis.STEP,
     page: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write one HTML page instead; - is stdout."),
@@ -50,26 +50,26 @@ def compare(
 
     Marks the best value of each row, and lists losses, memory by device, and the keys that differ.
     """
-    from rankdeck.compare.curves import loss_line, step_axis
-    from rankdeck.compare.figures import read
-    from rankdeck.compare.naming import check_number
-    from rankdeck.compare.table import compare as beside
+    from rankdeck.compare.curves import loss_curve, step_axis
+    from rankdeck.compare.run_metrics import load_run
+    from rankdeck.compare.run_ref import check_run_count
+    from rankdeck.compare.table import compare_runs as beside
 
-    named = [_find(name) for name in names]
-    check_number(named)
-    base = 0 if baseline is None else _place_of(baseline, names, named)
+    named = [_find_ref(name) for name in names]
+    check_run_count(named)
+    base = 0 if baseline is None else _baseline_index(baseline, names, named)
     if page is not None:
-        page = _checked(page, as_json)
-    found = [read(at) for at in named]
-    comparison = beside([run.figures for run in found], base)
+        page = _check_page(page, as_json)
+    found = [load_run(at) for at in named]
+    comparison = beside([run.run for run in found], base)
     if page is not None:
         from rankdeck.compare.page import write_page
 
-        with written(page) as file:
-            write_page(file, comparison, [run.fold for run in found], by.value)
-        console.err().print(f"{name_of(page)} holds the comparison of {len(named)} runs.", soft_wrap=True)
+        with output_path(page) as file:
+            write_page(file, comparison, [run.state for run in found], by.value)
+        console.err().print(f"{output_name(page)} holds the comparison of {len(named)} runs.", soft_wrap=True)
     if page is None or as_json:
-        lines = [loss_line(run.fold, step_axis(run.fold, by.value)) for run in found]
+        lines = [loss_curve(run.state, step_axis(run.state, by.value)) for run in found]
         _print(comparison, by.value, lines, as_json)
     return 0
 
@@ -83,7 +83,7 @@ def report(
         Path,
         typer.Option("--html", metavar="FILE", help="File to write, overwritten if it exists; - is stdout."),
     ],
-    by: Annotated[LossBy, typer.Option(help="X axis of the losses.")] = LossBy.STEP,
+    by: Annotated[LossAxis, typer.Option(help="X axis of the losses.")] = LossAxis.STEP,
     plan: Annotated[
         bool, typer.Option(help="Plan fixes for a run that ran out of memory, if there are none yet.")
     ] = True,
@@ -95,57 +95,57 @@ def report(
     The page has the metrics, the memory next to its prediction, and what to try next. If the run ran out of
     memory, it has the cause and planned fixes.
     """
-    from rankdeck.cli.why import lines_of
-    from rankdeck.compare.figures import read
+    from rankdeck.cli.why import fix_lines
     from rankdeck.compare.page import write_report
-    from rankdeck.diagnose.out_of_memory import ran_out_of
+    from rankdeck.compare.run_metrics import load_run
+    from rankdeck.diagnose.out_of_memory import load_out_of_memory
 
-    at, page = _find(name), _checked(page, as_json)
-    found = read(at)
-    ran = ran_out_of(at.run, found.fold)
+    at, page = _find_ref(name), _check_page(page, as_json)
+    found = load_run(at)
+    ran = load_out_of_memory(at.run_dir, found.state)
     if ran is not None:
-        ran = ran.with_fixes(lines_of(at.run, is_planned=plan, trust=trust), at.run)
-    with written(page) as file:
+        ran = ran.with_fixes(fix_lines(at.run_dir, can_plan=plan, trust=trust), at.run_dir)
+    with output_path(page) as file:
         write_report(file, found, by.value, ran)
-    console.err().print(f"{name_of(page)} holds the report of {at.run.name}.", soft_wrap=True)
+    console.err().print(f"{output_name(page)} holds the report of {at.run_dir.name}.", soft_wrap=True)
     if as_json:
-        console.as_json({"run": at.run.name, "file": str(page)})
+        console.print_json({"run": at.run_dir.name, "file": str(page)})
     return 0
 
 
-def _checked(page: Path, as_json: bool) -> Path:
+def _check_page(page: Path, as_json: bool) -> Path:
     """Raises: ConfigError where no page can be written there."""
-    if not check_stdout(page, as_json=as_json):
-        page = expanded(page)
-        check_file(page)
+    if not is_stdout(page, as_json=as_json):
+        page = expand_home(page)
+        check_output_file(page)
     return page
 
 
-def _print(comparison: Comparison, by: str, lines: list[LossLine], as_json: bool) -> None:
+def _print(comparison: Comparison, by: str, lines: list[LossCurve], as_json: bool) -> None:
     if as_json:
-        from rankdeck.compare.telling import as_json as told
+        from rankdeck.compare.json_output import comparison_to_json as told
 
-        console.as_json(told(comparison, by, lines), indent=2)
+        console.print_json(told(comparison, by, lines), indent=2)
     else:
         from rankdeck.cli.compare_tables import print_comparison
 
         print_comparison(comparison, by, lines)
 
 
-def _find(name: str) -> RunAt:
-    from rankdeck.compare.naming import find
-    from rankdeck.rundir import default_runs_folder
+def _find_ref(name: str) -> RunRef:
+    from rankdeck.compare.run_ref import find_run_ref
+    from rankdeck.run_dir import default_runs_folder
 
     try:
-        return find(name, default_runs_folder())
+        return find_run_ref(name, default_runs_folder())
     except RunNotFoundError:
         find_run(name.rpartition("@")[0] or name)  # has words for a race
         raise
 
 
-def _place_of(baseline: str, names: list[str], named: list[RunAt]) -> int:
+def _baseline_index(baseline: str, names: list[str], named: list[RunRef]) -> int:
     """Raises: ConfigError where the baseline is none of the runs."""
-    at = named[names.index(baseline)] if baseline in names else _find(baseline)
+    at = named[names.index(baseline)] if baseline in names else _find_ref(baseline)
     if at in named:
         return named.index(at)
     raise ConfigError(

@@ -11,31 +11,31 @@ from rich.text import Text
 
 from rankdeck.base.units import format_clock, format_count, format_loss
 from rankdeck.cli import console
+from rankdeck.cli.formatting import empty_table, one_line
 from rankdeck.cli.summary import outcome_style
-from rankdeck.cli.words import empty_table, one_line
-from rankdeck.compare.curves import LossLine
-from rankdeck.compare.differences import Difference, of_two_kinds
-from rankdeck.compare.table import Comparison, FigureRow
-from rankdeck.compare.words import TEXT, UNKNOWN, devices_in_words, shortened, strategy_in_words
+from rankdeck.compare.curves import LossCurve
+from rankdeck.compare.differences import Difference, kind_mismatch
+from rankdeck.compare.formatting import TEXT, UNKNOWN, format_devices, format_strategy, shorten_home
+from rankdeck.compare.table import Comparison, ComparisonRow
 
-_NUM_PLACES = 5
-_LONGEST_VALUE = 200
-_LONGEST_BEHIND = 28
-_BEST = "*"
-_AT = {"step": "step {}", "time": "after {}", "samples": "{} samples"}
+_NUM_POINTS = 5
+_MAX_VALUE_LENGTH = 200
+_MAX_DETAIL_LENGTH = 28
+_BEST_MARK = "*"
+_AXIS_TEMPLATES = {"step": "step {}", "time": "after {}", "samples": "{} samples"}
 
 
-def print_comparison(comparison: Comparison, by: str, lines: Sequence[LossLine]) -> None:
+def print_comparison(comparison: Comparison, by: str, lines: Sequence[LossCurve]) -> None:
     """Everything but the curves themselves."""
     out = console.out()
     out.print(_runs_table(comparison))
     for group in comparison.groups:
         _print_group(out, comparison, group)
     _print_losses(out, comparison, by, lines)
-    _print_differences(out, comparison, "configuration", comparison.configuration)
-    _print_differences(out, comparison, "not configuration", comparison.rest)
+    _print_differences(out, comparison, "configuration", comparison.config_differences)
+    _print_differences(out, comparison, "not configuration", comparison.other_differences)
     if any(row.best for row in comparison.rows):
-        out.print(f"\n{_BEST} the best, or not told apart from it", style="dim", soft_wrap=True)
+        out.print(f"\n{_BEST_MARK} the best, or not told apart from it", style="dim", soft_wrap=True)
 
 
 def _runs_table(comparison: Comparison) -> Table:
@@ -48,14 +48,14 @@ def _runs_table(comparison: Comparison) -> Table:
             Text(comparison.letter(place), style="bold"),
             Text(one_line(run.name)),
             Text(run.outcome, style=outcome_style(run.outcome)),
-            one_line(strategy_in_words(run)),
-            one_line(devices_in_words(run)) or UNKNOWN,
+            one_line(format_strategy(run)),
+            one_line(format_devices(run)) or UNKNOWN,
             Text("baseline" if is_base else "", style="dim"),
         )
     return table
 
 
-def _table_of(comparison: Comparison, heading: str) -> Table:
+def _make_table(comparison: Comparison, heading: str) -> Table:
     table = empty_table()
     table.add_column(heading, overflow="fold")
     for place in range(len(comparison.runs)):
@@ -65,52 +65,52 @@ def _table_of(comparison: Comparison, heading: str) -> Table:
 
 def _print_group(out: Console, comparison: Comparison, group: str) -> None:
     rows = comparison.rows_of(group)
-    table = _table_of(comparison, group.lower())
+    table = _make_table(comparison, group.lower())
     for row in rows:
         table.add_row(row.label, *(_cell(row, place) for place in range(len(comparison.runs))))
     out.print()
     out.print(table)
-    for note in (*comparison.notes_of(group), *_long_words(comparison, rows)):
+    for note in (*comparison.notes_of(group), *_long_details(comparison, rows)):
         out.print(note, style="dim", soft_wrap=True, markup=False)
 
 
-def _long_words(comparison: Comparison, rows: Sequence[FigureRow]) -> Iterator[str]:
+def _long_details(comparison: Comparison, rows: Sequence[ComparisonRow]) -> Iterator[str]:
     """What has no room behind the words of a cell."""
     for row in rows:
         for place in range(len(comparison.runs)):
-            if row.unit == TEXT and len(row.more(place)) > _LONGEST_BEHIND:
-                yield f"{comparison.letter(place)}: {one_line(row.more(place), _LONGEST_VALUE)}"
+            if row.unit == TEXT and len(row.detail(place)) > _MAX_DETAIL_LENGTH:
+                yield f"{comparison.letter(place)}: {one_line(row.detail(place), _MAX_VALUE_LENGTH)}"
 
 
-def _cell(row: FigureRow, place: int) -> Text:
+def _cell(row: ComparisonRow, place: int) -> Text:
     is_best = place in row.best
     words = Text(row.cell(place), style="bold green" if is_best else "")
-    words.append(f" {_BEST}" if is_best else "")
-    behind = row.more(place) if row.unit == TEXT else row.differences[place]
-    if behind and len(behind) <= _LONGEST_BEHIND:
+    words.append(f" {_BEST_MARK}" if is_best else "")
+    behind = row.detail(place) if row.unit == TEXT else row.differences[place]
+    if behind and len(behind) <= _MAX_DETAIL_LENGTH:
         words.append(f"  {behind}", style="dim not bold")
     return words
 
 
-def _print_losses(out: Console, comparison: Comparison, by: str, lines: Sequence[LossLine]) -> None:
+def _print_losses(out: Console, comparison: Comparison, by: str, lines: Sequence[LossCurve]) -> None:
     """The smoothed losses at places that all of them have reached."""
     reached = [float(line.average_x[-1]) for line in lines if not line.is_empty]
     end = min(reached, default=0.0)
     if len(reached) < 2 or end <= 0:
         return
-    table = _table_of(comparison, "smoothed loss")
-    places = [end * share / _NUM_PLACES for share in range(1, _NUM_PLACES + 1)]
+    table = _make_table(comparison, "smoothed loss")
+    places = [end * share / _NUM_POINTS for share in range(1, _NUM_POINTS + 1)]
     if by != "time":
         places = sorted({max(1.0, float(np.floor(place))) for place in places})
     for place in places:
-        shown = format_clock(place) if by == "time" and end >= _NUM_PLACES else format_count(place)
-        shown = f"{place:.2f} s" if by == "time" and end < _NUM_PLACES else shown
-        table.add_row(_AT[by].format(shown), *(_loss_at(line, place) for line in lines))
+        shown = format_clock(place) if by == "time" and end >= _NUM_POINTS else format_count(place)
+        shown = f"{place:.2f} s" if by == "time" and end < _NUM_POINTS else shown
+        table.add_row(_AXIS_TEMPLATES[by].format(shown), *(_loss_at(line, place) for line in lines))
     out.print()
     out.print(table)
 
 
-def _loss_at(line: LossLine, place: float) -> str:
+def _loss_at(line: LossCurve, place: float) -> str:
     if line.is_empty or place < line.average_x[0]:
         return UNKNOWN
     return format_loss(float(np.interp(place, line.average_x, line.average)))
@@ -120,7 +120,7 @@ def _print_differences(
     out: Console, comparison: Comparison, heading: str, rows: Sequence[Difference]
 ) -> None:
     if not rows:
-        if heading == "configuration" and not of_two_kinds(comparison.runs):
+        if heading == "configuration" and not kind_mismatch(comparison.runs):
             out.print("\nThe configurations are the same.", style="dim", soft_wrap=True)
         return
     table = empty_table()
@@ -128,10 +128,10 @@ def _print_differences(
     for place in range(len(comparison.runs)):
         table.add_column(comparison.letter(place), overflow="fold")
     for row in rows:
-        table.add_row(one_line(row.key), *(_value(value) for value in row.values))
+        table.add_row(one_line(row.key), *(_value_text(value) for value in row.values))
     out.print()
     out.print(table)
 
 
-def _value(value: str | None) -> Text:
-    return Text(UNKNOWN if value is None else one_line(shortened(value), _LONGEST_VALUE))
+def _value_text(value: str | None) -> Text:
+    return Text(UNKNOWN if value is None else one_line(shorten_home(value), _MAX_VALUE_LENGTH))

@@ -23,88 +23,92 @@ from rich.segment import Segment
 from rich.text import Text
 
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.masking import harmless as harmless
+from rankdeck.base.masking import replace_control_characters as replace_control_characters
 from rankdeck.base.phrases import phrase
-from rankdeck.diagnose.own_code import brief
-from rankdeck.doctor.offering import with_offer
+from rankdeck.diagnose.user_code import short_traceback
+from rankdeck.doctor.doctor_advice import with_doctor_advice
 
 _PIPED_WIDTH = 400
 
 
-class _Console(Console):
+class _SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+            yield (
+                segment
+                if segment.control
+                else segment._replace(text=replace_control_characters(segment.text))
+            )
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
 
 
-def _console(stream: TextIO) -> Console:
+def _make_console(stream: TextIO) -> Console:
     width = None if stream.isatty() else _PIPED_WIDTH
-    return _Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return _SafeConsole(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def out() -> Console:
     """The console of results."""
-    return _console(sys.stdout)
+    return _make_console(sys.stdout)
 
 
 def err() -> Console:
     """The console of everything that is no result."""
-    return _console(sys.stderr)
+    return _make_console(sys.stderr)
 
 
-def silence(handle: int) -> None:
+def discard_output(handle: int) -> None:
     """Discard what is written to a stream from now on: its reader is gone, and Python flushes it at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, handle)
     os.close(null)
 
 
-def problem(raised: Problem, file: str | None = None) -> None:
+def print_problem(raised: Problem, file: str | None = None) -> None:
     """One problem on stderr: what and where, what to do next, then where the person's own code stood."""
-    raised = with_offer(raised)
+    raised = with_doctor_advice(raised)
     style = {"warning": "yellow", "info": "default"}.get(raised.severity, "bold red")
     words = Text(raised.headline(file), style=style)
     if raised.advice:
         words.append(f"\n{raised.advice}", style="default not bold")
     # A rank that failed for a reason of ours wrote just these words.
-    shown = [f"  | {line}" for line in brief(raised.last_lines) if line.strip() not in words.plain]
-    for line in (*shown, *seen_lines(raised)):
+    shown = [f"  | {line}" for line in short_traceback(raised.last_lines) if line.strip() not in words.plain]
+    for line in (*shown, *evidence_lines(raised)):
         words.append(f"\n{line}", style="default dim not bold")
     err().print(words, soft_wrap=True)
 
 
-def seen_lines(raised: Problem) -> Iterable[str]:
+def evidence_lines(raised: Problem) -> Iterable[str]:
     """What was seen, and where; of what the message or the rank's own last lines say only where."""
     told = [raised.message, *raised.last_lines]
     for seen in raised.evidence:
         text = "" if any(seen.text in one for one in told) else seen.text
-        yield "  " + "  ".join(filter(None, (text, f"({seen.place})" if seen.place else "")))
+        yield "  " + "  ".join(filter(None, (text, f"({seen.location})" if seen.location else "")))
 
 
-def problems_json(problems: Iterable[Problem]) -> None:
+def print_problems_json(problems: Iterable[Problem]) -> None:
     """`{problems: [{code, path, line, message, advice, cure, evidence, templates, arguments}]}` on stdout."""
     keys = ("code", "path", "line", "message", "advice", "cure", "evidence", "templates", "arguments")
-    told = [{key: getattr(item, key) for key in keys} for item in map(with_offer, problems)]
-    as_json({"problems": msgspec.to_builtins(told)})
+    told = [{key: getattr(item, key) for key in keys} for item in map(with_doctor_advice, problems)]
+    print_json({"problems": msgspec.to_builtins(told)})
 
 
-def as_json(value: Any, *, indent: int | None = None) -> None:
+def print_json(value: Any, *, indent: int | None = None) -> None:
     """One JSON document on stdout. What is not finite becomes null: JSON has no word for it."""
     has_all = "utf" in (sys.stdout.encoding or "").lower()
-    sys.stdout.write(json.dumps(_finite(value), indent=indent, ensure_ascii=not has_all) + "\n")
+    sys.stdout.write(json.dumps(_replace_non_finite(value), indent=indent, ensure_ascii=not has_all) + "\n")
     sys.stdout.flush()
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return value
 
 
@@ -113,7 +117,7 @@ def _finite(value: Any) -> Any:
 STDOUT = Path("-")
 
 
-def check_stdout(file: Path, *, as_json: bool) -> bool:
+def is_stdout(file: Path, *, as_json: bool) -> bool:
     """Whether the file is stdout.
 
     Raises:
@@ -129,7 +133,7 @@ def check_stdout(file: Path, *, as_json: bool) -> bool:
 
 
 @contextlib.contextmanager
-def written(file: Path) -> Iterator[Path]:
+def output_path(file: Path) -> Iterator[Path]:
     """Where to write meanwhile: the file itself, or one whose bytes then go to stdout."""
     if file != STDOUT:
         yield file
@@ -142,5 +146,5 @@ def written(file: Path) -> Iterator[Path]:
         sys.stdout.flush()
 
 
-def name_of(file: Path) -> str:
+def output_name(file: Path) -> str:
     return "stdout" if file == STDOUT else str(file)

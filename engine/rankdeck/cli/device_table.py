@@ -19,14 +19,14 @@ from rich.text import Text
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
-from rankdeck.cli.words import UNKNOWN, bar, empty_table, one_line, size_in_words
+from rankdeck.cli.formatting import UNKNOWN, bar, empty_table, one_line, size_text
 from rankdeck.telemetry.gpu_status import GpuStatus
-from rankdeck.telemetry.readings import AnyLine, NoticeLine, ProcessUse
+from rankdeck.telemetry.readings import AnySamplerLine, NoticeLine, ProcessUse
 from rankdeck.telemetry.registry import DeviceRegistry
 
-_WORDS = {"unsupported": UNKNOWN, "error": "error", "stale": "stale"}
-REDRAW_S = 1.0
-_NUM_NOTICES = 4
+_STATE_TEXTS = {"unsupported": UNKNOWN, "error": "error", "stale": "stale"}
+REDRAW_INTERVAL_S = 1.0
+_MAX_NOTICES = 4
 
 
 def devices_table(gpus: Sequence[GpuStatus]) -> Table:
@@ -38,8 +38,8 @@ def devices_table(gpus: Sequence[GpuStatus]) -> Table:
     for heading in ("used", "total", "busy", "temp", "power", "clock"):
         table.add_column(heading, justify="right", no_wrap=True)
     columns: dict[str, list[Text | str]] = {
-        "pcie": [_traffic(gpu) for gpu in gpus],
-        "state": [_state(gpu) for gpu in gpus],
+        "pcie": [_pcie_text(gpu) for gpu in gpus],
+        "state": [_state_text(gpu) for gpu in gpus],
     }
     rest = {heading: cells for heading, cells in columns.items() if any(cells)}
     for heading in rest:
@@ -47,8 +47,8 @@ def devices_table(gpus: Sequence[GpuStatus]) -> Table:
     table.add_column("on it")
     table.add_column("uuid", overflow="ellipsis", no_wrap=True)
     for place, gpu in enumerate(gpus):
-        last = [UNKNOWN if gpu.is_lost else _holders(gpu), one_line(gpu.uuid)]
-        cells = [*_cells(gpu), *(found[place] for found in rest.values()), *last]
+        last = [UNKNOWN if gpu.is_lost else _usage_text(gpu), one_line(gpu.uuid)]
+        cells = [*_device_cells(gpu), *(found[place] for found in rest.values()), *last]
         table.add_row(*cells, style="dim" if gpu.is_lost else "")
     return table
 
@@ -65,55 +65,57 @@ def processes_table(gpus: Sequence[GpuStatus]) -> Table:
     table.add_column("command", overflow="ellipsis", no_wrap=True)
     for gpu in gpus:
         for one in (process for process in gpu.processes or () if not process.foreign):
-            sizes = [size_in_words(one.used_bytes), size_in_words(one.host_bytes)]
+            sizes = [size_text(one.used_bytes), size_text(one.host_bytes)]
             words = one_line(one.command or one.name or UNKNOWN)
-            table.add_row(_place(gpu), str(one.pid), one_line(one.user or UNKNOWN), one.type, *sizes, words)
+            table.add_row(
+                _index_text(gpu), str(one.pid), one_line(one.user or UNKNOWN), one.type, *sizes, words
+            )
     return table
 
 
-def _place(gpu: GpuStatus) -> str:
+def _index_text(gpu: GpuStatus) -> str:
     return f"{gpu.index}" if gpu.parent is None else f"{gpu.index} MIG"
 
 
-def _cells(gpu: GpuStatus) -> list[Text | str]:
+def _device_cells(gpu: GpuStatus) -> list[Text | str]:
     name = one_line(gpu.name)
     if gpu.is_lost:
         since = "" if gpu.lost_at is None else time.strftime(" since %H:%M:%S", time.localtime(gpu.lost_at))
-        return [_place(gpu), name, Text(f"lost{since}", style="bold red"), *[UNKNOWN] * 6]
+        return [_index_text(gpu), name, Text(f"lost{since}", style="bold red"), *[UNKNOWN] * 6]
     return [
-        _place(gpu),
+        _index_text(gpu),
         name,
-        _bar(gpu),
-        _value(gpu, "used_bytes", size_in_words(gpu.used_bytes)),
-        _total_bytes(gpu),
-        _value(gpu, "utilisation", "" if gpu.utilisation is None else f"{gpu.utilisation * 100:.0f} %"),
-        _value(gpu, "temperature_c", "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} C"),
-        _value(gpu, "power_w", _of(gpu.power_w, gpu.power_limit_w, "W")),
-        _value(gpu, "sm_clock_mhz", _of(gpu.sm_clock_mhz, gpu.max_sm_clock_mhz, "MHz")),
+        _memory_bar(gpu),
+        _metric_text(gpu, "used_bytes", size_text(gpu.used_bytes)),
+        _total_text(gpu),
+        _metric_text(gpu, "utilisation", "" if gpu.utilisation is None else f"{gpu.utilisation * 100:.0f} %"),
+        _metric_text(gpu, "temperature_c", "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} C"),
+        _metric_text(gpu, "power_w", _value_with_limit(gpu.power_w, gpu.power_limit_w, "W")),
+        _metric_text(gpu, "sm_clock_mhz", _value_with_limit(gpu.sm_clock_mhz, gpu.max_sm_clock_mhz, "MHz")),
     ]
 
 
-def _of(value: float | None, most: float | None, unit: str) -> str:
+def _value_with_limit(value: float | None, most: float | None, unit: str) -> str:
     """'412 / 700 W'."""
     if value is None:
         return ""
     return f"{value:.0f} {unit}" if most is None else f"{value:.0f} / {most:.0f} {unit}"
 
 
-def _total_bytes(gpu: GpuStatus) -> str:
+def _total_text(gpu: GpuStatus) -> str:
     if not gpu.unified:
-        return size_in_words(gpu.total_bytes)
+        return size_text(gpu.total_bytes)
     return "the host's" if gpu.host_bytes is None else f"the host's {format_bytes(gpu.host_bytes)}"
 
 
-def _traffic(gpu: GpuStatus) -> str:
+def _pcie_text(gpu: GpuStatus) -> str:
     """Out and in."""
     if gpu.pcie_tx_bps is None or gpu.pcie_rx_bps is None:
         return ""
     return f"{format_bytes(gpu.pcie_tx_bps)}/s out, {format_bytes(gpu.pcie_rx_bps)}/s in"
 
 
-def _state(gpu: GpuStatus) -> Text:
+def _state_text(gpu: GpuStatus) -> Text:
     """What one has to know of it: why it does not answer, why it is slow, what of it is broken."""
     if gpu.is_lost:
         return Text(one_line(gpu.why or ""), style="red")
@@ -128,36 +130,34 @@ def _state(gpu: GpuStatus) -> Text:
     return words.append(", " if words and slowed else "").append(slowed, style="yellow")
 
 
-def _value(gpu: GpuStatus, metric: str, words: str) -> Text | str:
+def _metric_text(gpu: GpuStatus, metric: str, words: str) -> Text | str:
     state = gpu.states.get(metric)
-    return words if state is None else Text(_WORDS.get(state, state), style="dim")
+    return words if state is None else Text(_STATE_TEXTS.get(state, state), style="dim")
 
 
-def _bar(gpu: GpuStatus) -> Text:
+def _memory_bar(gpu: GpuStatus) -> Text:
     if not gpu.total_bytes or gpu.used_bytes is None:
         return Text("")
     return bar(gpu.used_bytes / gpu.total_bytes, style="blue", num_cells=12)
 
 
-def _holders(gpu: GpuStatus) -> str:
+def _usage_text(gpu: GpuStatus) -> str:
     """'run gpt-ddp: python 3.0 GiB; other, outside this namespace: 2.0 GiB'."""
     if "processes" in gpu.states:
-        return _WORDS.get(gpu.states["processes"], UNKNOWN)
+        return _STATE_TEXTS.get(gpu.states["processes"], UNKNOWN)
     own = [process for process in gpu.processes or () if not process.foreign]
-    words = [
-        f"{one_line(process.name or process.pid)} {size_in_words(process.used_bytes)}" for process in own
-    ]
+    words = [f"{one_line(process.name or process.pid)} {size_text(process.used_bytes)}" for process in own]
     foreign = [process for process in gpu.processes or () if process.foreign]
     if foreign:
-        words.append(f"other, outside this namespace: {_total(foreign)}")
+        words.append(f"other, outside this namespace: {_total_used_text(foreign)}")
     if gpu.run is not None:
         words.insert(0, f"run {gpu.run_name}")
-    if gpu.hidden_bytes is not None:
-        words.append(f"not told by whom: {format_bytes(gpu.hidden_bytes)}")
+    if gpu.unaccounted_bytes is not None:
+        words.append(f"not told by whom: {format_bytes(gpu.unaccounted_bytes)}")
     return ", ".join(words) or ("free" if not gpu.mig else "split")
 
 
-def _total(processes: Sequence[ProcessUse]) -> str:
+def _total_used_text(processes: Sequence[ProcessUse]) -> str:
     """The bytes of all; at least so many where some are not told."""
     known = [process.used_bytes for process in processes if process.used_bytes is not None]
     if not known:
@@ -169,7 +169,7 @@ def print_notice(notice: NoticeLine) -> None:
     """On stderr, as problems are."""
     severity = "error" if notice.severity == "error" else "warning"
     if notice.severity != "info":
-        console.problem(Problem(notice.code, notice.message, advice=notice.advice, severity=severity))
+        console.print_problem(Problem(notice.code, notice.message, advice=notice.advice, severity=severity))
 
 
 class LiveDevices:
@@ -179,24 +179,24 @@ class LiveDevices:
         self._registry = registry
         self._console = console.out()
         self._is_terminal = sys.stdout.isatty()
-        self._drawn_s = 0.0
+        self._last_drawn_s = 0.0
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
 
-    def shown(self) -> AbstractContextManager[object]:
+    def open_display(self) -> AbstractContextManager[object]:
         return self._live if self._is_terminal else nullcontext()
 
-    def add(self, line: AnyLine) -> None:
+    def add_line(self, line: AnySamplerLine) -> None:
         """A notice is printed where nothing is redrawn in place."""
-        if isinstance(line, NoticeLine) and not self._is_terminal and self._registry.listed is not None:
+        if isinstance(line, NoticeLine) and not self._is_terminal and self._registry.devices_line is not None:
             print_notice(line)
 
     def draw(self, now_s: float) -> None:
-        listed = self._registry.listed
+        listed = self._registry.devices_line
         if listed is None or not self._registry.is_read:
             return
-        if now_s - self._drawn_s < REDRAW_S:
+        if now_s - self._last_drawn_s < REDRAW_INTERVAL_S:
             return
-        self._drawn_s = now_s
+        self._last_drawn_s = now_s
         gpus = self._registry.gpus(now_s)
         if not self._is_terminal:
             self._console.print(devices_table(gpus))
@@ -207,6 +207,6 @@ class LiveDevices:
             words.append("  simulated devices", style="yellow")
         notices = [
             Text(f"{time.strftime('%H:%M:%S', time.localtime(notice.t))} {notice.message}", style="yellow")
-            for notice in self._registry.notices[-_NUM_NOTICES:]
+            for notice in self._registry.notices[-_MAX_NOTICES:]
         ]
         self._live.update(Group(words, devices_table(gpus), *notices), refresh=True)

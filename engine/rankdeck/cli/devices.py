@@ -20,13 +20,13 @@ from rankdeck.cli import console
 from rankdeck.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from rankdeck.telemetry.readings import AnyLine
+    from rankdeck.telemetry.readings import AnySamplerLine
     from rankdeck.telemetry.registry import DeviceRegistry
 
-WAIT_S = 0.25
-SILENT_S = 1.5
+LINE_TIMEOUT_S = 0.25
+SILENCE_TIMEOUT_S = 1.5
 """After this long without a line, the stream says itself that everything is stale."""
-SIMULATED = "simulated devices"
+SIMULATED_TEXT = "simulated devices"
 
 
 def devices(
@@ -40,21 +40,21 @@ def devices(
     if follow:
         options = ["--pcie"] if pcie else []
         return _follow_json(options) if as_json else _follow_table(options)
-    return _list(as_json=as_json, pcie=pcie)
+    return _print_devices(as_json=as_json, pcie=pcie)
 
 
-def _list(*, as_json: bool, pcie: bool) -> int:
+def _print_devices(*, as_json: bool, pcie: bool) -> int:
     from rankdeck.cli.device_table import devices_table, print_notice, processes_table
-    from rankdeck.telemetry.listing import ask_once
+    from rankdeck.telemetry.listing import query_gpus
 
-    listing = ask_once(pcie=pcie)
+    listing = query_gpus(pcie=pcie)
     if as_json:
-        console.as_json([gpu.as_json() for gpu in listing.gpus])
+        console.print_json([gpu.as_json() for gpu in listing.gpus])
         return 0
     for notice in listing.notices:
         print_notice(notice)
     if listing.simulated:
-        console.err().print(SIMULATED, style="yellow")
+        console.err().print(SIMULATED_TEXT, style="yellow")
     if listing.gpus:
         out = console.out()
         out.print(devices_table(listing.gpus))
@@ -76,14 +76,14 @@ def _follow_json(options: Sequence[str]) -> int:
     try:
         # Until whoever asked for this is gone, even where somebody else still holds its pipe.
         while sampler.exit_code is None and os.getppid() == reader:
-            lines = sampler.wait_for_lines(WAIT_S)
+            lines = sampler.wait_for_lines(LINE_TIMEOUT_S)
             now_s = time.monotonic()
             if lines:
                 heard_s = written_s = now_s
                 for line in lines:
                     registry.feed(line, now_s)
-            elif now_s - written_s > SILENT_S:
-                lines = _silence(registry, heard_s, written_s, now_s)
+            elif now_s - written_s > SILENCE_TIMEOUT_S:
+                lines = _silence_lines(registry, heard_s, written_s, now_s)
                 written_s = now_s
             sys.stdout.buffer.write(b"".join(map(encode, [*lines, *sampler.poll()])))
             sys.stdout.buffer.flush()
@@ -92,12 +92,14 @@ def _follow_json(options: Sequence[str]) -> int:
     return sampler.exit_code or 0
 
 
-def _silence(registry: DeviceRegistry, heard_s: float, written_s: float, now_s: float) -> list[AnyLine]:
+def _silence_lines(
+    registry: DeviceRegistry, heard_s: float, written_s: float, now_s: float
+) -> list[AnySamplerLine]:
     """What the stream says while its sampler says nothing: once that it is silent, and all that is stale."""
     from rankdeck.telemetry.readings import METRICS, DeviceReadings, NoticeLine, SampleLine
 
-    lines: list[AnyLine] = []
-    if written_s == heard_s and registry.listed is not None:
+    lines: list[AnySamplerLine] = []
+    if written_s == heard_s and registry.devices_line is not None:
         words = "The driver does not answer at the moment: what is shown is old."
         lines.append(NoticeLine(code="silent", message=words))
     rows = []
@@ -110,22 +112,22 @@ def _silence(registry: DeviceRegistry, heard_s: float, written_s: float, now_s: 
 
 
 def _follow_table(options: Sequence[str]) -> int:
-    from rankdeck.cli.device_table import REDRAW_S, LiveDevices
+    from rankdeck.cli.device_table import REDRAW_INTERVAL_S, LiveDevices
     from rankdeck.telemetry.registry import DeviceRegistry
     from rankdeck.telemetry.sampler_process import SamplerProcess
 
     sampler, registry = SamplerProcess(["--calm", *options], piped=True), DeviceRegistry()
     view = LiveDevices(registry)
     try:
-        with view.shown():
+        with view.open_display():
             while sampler.exit_code is None:
-                for line in [*sampler.wait_for_lines(REDRAW_S), *sampler.poll()]:
+                for line in [*sampler.wait_for_lines(REDRAW_INTERVAL_S), *sampler.poll()]:
                     registry.feed(line, time.monotonic())
-                    view.add(line)
+                    view.add_line(line)
                 view.draw(time.monotonic())
     finally:
         sampler.stop()
-    if sampler.exit_code and registry.listed is None and registry.notices:
+    if sampler.exit_code and registry.devices_line is None and registry.notices:
         last = registry.notices[-1]
         raise MachineError(last.message, code=last.code, advice=last.advice)
     return sampler.exit_code or 0

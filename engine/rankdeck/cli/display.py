@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from rankdeck import events
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
-from rankdeck.cli.words import evaluation_in_words, loss_in_words, progress_without_plan
+from rankdeck.cli.formatting import evaluation_text, loss_text, progress_parts
 from rankdeck.run.anatomy import SIMULATED_TIME
-from rankdeck.run.fold import Fold
+from rankdeck.run.run_state import RunState
 from rankdeck.run.summary import TrainingData
 from rankdeck.run.verified import verified_text
 
 if TYPE_CHECKING:
-    from rankdeck.run.fold import Fold
+    from rankdeck.run.run_state import RunState
 
 
 class Display:
@@ -32,10 +32,10 @@ class Display:
     def open(self) -> None:
         pass
 
-    def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
+    def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
         """One event, already folded into `fold`."""
 
-    def tick(self, fold: Fold) -> None:
+    def tick(self, fold: RunState) -> None:
         """Several times a second, whether or not there was an event."""
 
     def say(self, words: str) -> None:
@@ -45,30 +45,30 @@ class Display:
         pass
 
 
-class JsonLines(Display):
+class JsonDisplay(Display):
     """Every event as a JSON line with its writer."""
 
-    def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
+    def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
         sys.stdout.write(f'{{"writer":"{writer}",{events.encode(event).decode()[1:]}')
 
-    def tick(self, fold: Fold) -> None:
+    def tick(self, fold: RunState) -> None:
         sys.stdout.flush()
 
 
 # A run as plain lines, for a pipe, a file or a CI log: at most one line of progress a second.
 
-EVERY_S = 1.0
+PROGRESS_INTERVAL_S = 1.0
 
 
-class PlainLines(Display):
+class PlainDisplay(Display):
     """Lines on stdout; problems on stderr as they come."""
 
     def __init__(self) -> None:
-        self._printed_s = 0.0
+        self._last_printed_s = 0.0
         self._printed_step = 0
         self._phase = "starting"  # said with the number of ranks already
 
-    def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
+    def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
         match event:
             case events.RunStarted():
                 pace = f", {SIMULATED_TIME}" if event.pace == "simulated" else ""
@@ -81,17 +81,17 @@ class PlainLines(Display):
             case events.Verified():
                 self.say(verified_text(event))
             case events.Evaluation():
-                self._progress(fold, up_to=event.step)
-                self.say(evaluation_in_words(event))
+                self._print_progress(fold, up_to=event.step)
+                self.say(evaluation_text(event))
             case events.ProblemRaised():
                 sys.stdout.flush()
-                console.problem(fold.placed(event.problem))
+                console.print_problem(fold.with_host(event.problem))
 
-    def tick(self, fold: Fold) -> None:
-        if time.monotonic() - self._printed_s >= EVERY_S:
-            self._progress(fold)
+    def tick(self, fold: RunState) -> None:
+        if time.monotonic() - self._last_printed_s >= PROGRESS_INTERVAL_S:
+            self._print_progress(fold)
 
-    def _progress(self, fold: Fold, up_to: int | None = None) -> None:
+    def _print_progress(self, fold: RunState, up_to: int | None = None) -> None:
         """A line for the newest complete step, or for step `up_to` where that is one."""
         newest = fold.step or 0
         step = min(newest, up_to) if up_to is not None else newest
@@ -100,17 +100,17 @@ class PlainLines(Display):
             return
         planned = fold.num_steps_planned
         if not planned:
-            words = progress_without_plan(fold)
+            words = progress_parts(fold)
         else:
             rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
-            words = [f"step {step}/{planned}", f"loss {loss_in_words(row.loss)}"]
+            words = [f"step {step}/{planned}", f"loss {loss_text(row.loss)}"]
             if rate is not None:
                 words.append(f"{rate:.1f} samples/s")
             if left_s is not None and left_s > 0:
                 words.append(f"{format_duration(left_s)} left")
         self.say("  ".join(words))
-        self._printed_s, self._printed_step = time.monotonic(), step
+        self._last_printed_s, self._printed_step = time.monotonic(), step
 
     def say(self, words: str) -> None:
-        sys.stdout.write(console.harmless(words) + "\n")
+        sys.stdout.write(console.replace_control_characters(words) + "\n")
         sys.stdout.flush()

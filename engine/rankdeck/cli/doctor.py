@@ -14,20 +14,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rankdeck.base.errors import ConfigError, MachineError, did_you_mean, one_of
+from rankdeck.base.errors import ConfigError, MachineError, did_you_mean, format_choices
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
-from rankdeck.cli.joining import host_names
 from rankdeck.cli.options import AsJson
+from rankdeck.cli.rendezvous import parse_host_names
 
 if TYPE_CHECKING:
+    from rankdeck.doctor.check_runner import CheckTarget
     from rankdeck.doctor.lines import CheckLine, DoctorLine, DoneLine
-    from rankdeck.doctor.looking import Looked
 
 _STYLES = {"good": "green", "look": "yellow", "broken": "bold red", "not-tried": "dim"}
 _VERDICT_WIDTH, _TITLE_WIDTH = 14, 23
 
-Rows = Annotated[
+CheckNames = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CHECK]...", help="Checks to run, as in gloo hostname. Default: all.", show_default=False
@@ -52,7 +52,7 @@ HostNames = Annotated[
 
 
 def doctor(
-    rows: Rows = None,
+    rows: CheckNames = None,
     python: Python = None,
     runs: Runs = None,
     hosts: HostNames = None,
@@ -64,86 +64,87 @@ def doctor(
     whether several hosts can train one run together. Every check prints a verdict, its evidence and the
     fix; nothing is changed. Exits with 3 if a check fails. With --json, prints one line per check.
     """
-    from rankdeck.doctor.lines import announced, encode, summed_up
+    from rankdeck.doctor.lines import announce_rows, encode, summarize_rows
 
     began_s = time.monotonic()
-    names, lines = _over_hosts(hosts, rows) if hosts is not None else _over_here(rows, python, runs)
+    names, lines = _multi_host_checks(hosts, rows) if hosts is not None else _local_checks(rows, python, runs)
 
     def tell(line: DoctorLine) -> None:
         sys.stdout.buffer.write(encode(line))
         sys.stdout.buffer.flush()
 
     if as_json:
-        tell(announced(names))
+        tell(announce_rows(names))
     found: list[CheckLine] = []
     for line in lines:
         found.append(line)
         if as_json:
             tell(line)
         else:
-            print_row(line)
-    done = summed_up(found, round(time.monotonic() - began_s, 2))
+            print_check(line)
+    done = summarize_rows(found, round(time.monotonic() - began_s, 2))
     if as_json:
         tell(done)
     else:
-        _print_sum(done, len(found))
+        _print_totals(done, len(found))
     return MachineError.exit_code if done.broken else 0
 
 
-def _over_here(
+def _local_checks(
     rows: Sequence[str] | None, python: str | None, runs: Path | None
 ) -> tuple[list[str], Iterator[CheckLine]]:
     """Names of rows that will come, and these."""
-    from rankdeck.doctor.looking import checks_of, look_over, only
+    from rankdeck.doctor.check_runner import build_checks, run_checks, select_checks
 
     names = set(rows or ())
     _check_names(names)
-    checks = only(checks_of(_looked(python, runs)), names)
-    return [name for check in checks for name in check.names], look_over(checks)
+    checks = select_checks(build_checks(_check_target(python, runs)), names)
+    return [name for check in checks for name in check.names], run_checks(checks)
 
 
-def _over_hosts(hosts: str, rows: Sequence[str] | None) -> tuple[list[str], Iterator[CheckLine]]:
+def _multi_host_checks(hosts: str, rows: Sequence[str] | None) -> tuple[list[str], Iterator[CheckLine]]:
     """The same of several hosts."""
-    from rankdeck.doctor.lines import TITLES_OF_HOSTS
-    from rankdeck.doctor.over_hosts import look_over_hosts
+    from rankdeck.doctor.lines import HOST_ROW_TITLES
+    from rankdeck.doctor.multi_host import check_hosts
 
-    named = host_names(hosts)
+    named = parse_host_names(hosts)
     if len(named) < 2 or rows:
         raise ConfigError(
             phrase("--hosts names two hosts or more, and all of them are looked at as a whole."),
             code="usage",
             advice=phrase("As in: rankdeck doctor --hosts box1,box2"),
         )
-    return list(TITLES_OF_HOSTS), look_over_hosts(named)
+    return list(HOST_ROW_TITLES), check_hosts(named)
 
 
-def _looked(python: str | None, runs: Path | None) -> Looked:
+def _check_target(python: str | None, runs: Path | None) -> CheckTarget:
     """Raises: ConfigError where what is named is no interpreter."""
-    from rankdeck import rundir
+    from rankdeck import run_dir
     from rankdeck.config import interpreters
-    from rankdeck.doctor.looking import Looked
+    from rankdeck.doctor.check_runner import CheckTarget
 
     # What lies in the current folder may be anybody's: it is tried where it is named.
-    chosen = interpreters.choose(python, folders=[], environ=os.environ)
-    folder = rundir.runs_folder(runs)
-    return Looked(chosen, folder)
+    chosen = interpreters.choose_python(python, folders=[], environ=os.environ)
+    folder = run_dir.runs_folder(runs)
+    return CheckTarget(chosen, folder)
 
 
 def _check_names(names: set[str]) -> None:
     """Raises: ConfigError for one that is no check."""
-    from rankdeck.doctor.lines import TITLES
+    from rankdeck.doctor.lines import ROW_TITLES
 
-    for name in sorted(names - TITLES.keys()):
+    for name in sorted(names - ROW_TITLES.keys()):
         raise ConfigError(
             phrase('There is no check called "{name}".', name=name),
             code="unknown-check",
-            advice=did_you_mean(name, TITLES) or phrase("There are {names}.", names=one_of(TITLES)),
+            advice=did_you_mean(name, ROW_TITLES)
+            or phrase("There are {names}.", names=format_choices(ROW_TITLES)),
         )
 
 
-def print_row(line: CheckLine, where: Console | None = None) -> None:
+def print_check(line: CheckLine, where: Console | None = None) -> None:
     """On stdout, or elsewhere."""
-    from rankdeck.doctor.lines import VERDICT_WORDS
+    from rankdeck.doctor.lines import VERDICT_TEXTS
 
     words = Text(line.finding)
     for one in line.evidence:
@@ -154,11 +155,11 @@ def print_row(line: CheckLine, where: Console | None = None) -> None:
     grid.add_column(width=_VERDICT_WIDTH)
     grid.add_column(width=_TITLE_WIDTH)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(VERDICT_WORDS[line.verdict], style=_STYLES[line.verdict]), line.title, words)
+    grid.add_row(Text(VERDICT_TEXTS[line.verdict], style=_STYLES[line.verdict]), line.title, words)
     (where or console.out()).print(grid)
 
 
-def _print_sum(done: DoneLine, num_rows: int) -> None:
+def _print_totals(done: DoneLine, num_rows: int) -> None:
     num_good = num_rows - sum(map(len, (done.broken, done.look, done.not_tried)))
     out = console.out()
     out.print(f"\n{num_good} of {num_rows} are good ({done.seconds:.1f} s).", soft_wrap=True)

@@ -9,20 +9,20 @@ from collections.abc import Callable
 from rankdeck.cli.display import Display
 from rankdeck.launch.control import is_over
 from rankdeck.run.batch import Batch
-from rankdeck.run.fold import Fold
-from rankdeck.rundir import EventReader, RunDir, attempt_of
+from rankdeck.run.run_state import RunState
+from rankdeck.run_dir import EventReader, RunDir, parse_attempt
 
-EVERY_S = 0.08
+POLL_INTERVAL_S = 0.08
 
 
 def follow(
     run: RunDir, display: Display, on_tick: Callable[[], bool] | None = None, attempt: int = 0
-) -> Fold:
+) -> RunState:
     """The fold of the run once it has ended. `on_tick` is asked in between; False leaves early.
 
     Events before `attempt` count, and are not shown.
     """
-    fold, reader = Fold(curves=False), EventReader(run)
+    fold, reader = RunState(curves=False), EventReader(run)
     display.open()
     try:
         while True:
@@ -34,9 +34,9 @@ def follow(
                 batch = Batch(counts=reader.counts())
                 batch.add(name, chunk)
                 fold.apply(batch)
-                if attempt_of(name) >= attempt:
+                if parse_attempt(name) >= attempt:
                     for event in chunk:
-                        display.event(name.rsplit(".", 2)[0], event, fold)
+                        display.show_event(name.rsplit(".", 2)[0], event, fold)
             display.tick(fold)
             if on_tick is not None and not on_tick():
                 break
@@ -44,13 +44,13 @@ def follow(
                 continue
             if ended:
                 break
-            time.sleep(EVERY_S)
+            time.sleep(POLL_INTERVAL_S)
     finally:
         display.close()
     return fold
 
 
-def choose(run: RunDir, *, progress: bool = True) -> Display:
+def choose_display(run: RunDir, *, progress: bool = True) -> Display:
     """The display for where stdout goes."""
     if not progress:
         return Display()
@@ -58,6 +58,6 @@ def choose(run: RunDir, *, progress: bool = True) -> Display:
         from rankdeck.cli.live import LiveDisplay
 
         return LiveDisplay(run)
-    from rankdeck.cli.display import PlainLines
+    from rankdeck.cli.display import PlainDisplay
 
-    return PlainLines()
+    return PlainDisplay()

@@ -18,22 +18,22 @@ from rankdeck import events
 from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.cli import console
 from rankdeck.cli.display import Display
-from rankdeck.cli.words import (
+from rankdeck.cli.formatting import (
     bar,
-    evaluation_in_words,
-    kinds_in_words,
-    loss_in_words,
+    evaluation_text,
+    kinds_text,
+    loss_text,
     one_line,
-    progress_without_plan,
+    progress_parts,
 )
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.anatomy import SIMULATED_TIME
-from rankdeck.run.devices import DeviceFigures
-from rankdeck.run.fold import Fold
+from rankdeck.run.devices import DeviceState
+from rankdeck.run.run_state import RunState
 from rankdeck.run.verified import verified_text
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 
-REDRAW_S = 0.125
+REDRAW_INTERVAL_S = 0.125
 
 
 class LiveDisplay(Display):
@@ -43,7 +43,7 @@ class LiveDisplay(Display):
         self._run = run
         self._console = console.out()
         self._spinner = Spinner("dots")
-        self._drawn_s = 0.0
+        self._last_drawn_s = 0.0
         # Only a stderr that is the same terminal may be taken over: one that is a file keeps its lines.
         self._live = Live(
             console=self._console,
@@ -59,58 +59,58 @@ class LiveDisplay(Display):
     def close(self) -> None:
         self._live.stop()
 
-    def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
+    def show_event(self, writer: str, event: events.AnyEvent, fold: RunState) -> None:
         match event:
             case events.Verified():
                 self.say(verified_text(event))
             case events.Evaluation():
-                self.say(evaluation_in_words(event))
+                self.say(evaluation_text(event))
             case events.ProblemRaised():
-                console.problem(fold.placed(event.problem))
+                console.print_problem(fold.with_host(event.problem))
 
     def say(self, words: str) -> None:
         self._console.print(words, style="dim")
 
-    def tick(self, fold: Fold) -> None:
-        if time.monotonic() - self._drawn_s >= REDRAW_S:
+    def tick(self, fold: RunState) -> None:
+        if time.monotonic() - self._last_drawn_s >= REDRAW_INTERVAL_S:
             bars = [device_bars(fold)] if fold.devices else []
-            title = _title(self._run, fold)
+            title = _title_line(self._run, fold)
             if self.age_s is not None:
                 title.append(f"  {format_duration(self.age_s)} old", style="yellow")
-            picture = Group(title, self._progress(fold), *bars)
+            picture = Group(title, self._progress_line(fold), *bars)
             self._live.update(picture, refresh=True)
-            self._drawn_s = time.monotonic()
+            self._last_drawn_s = time.monotonic()
 
-    def _progress(self, fold: Fold) -> RenderableType:
-        last = fold.last
+    def _progress_line(self, fold: RunState) -> RenderableType:
+        last = fold.last_row
         if last is None:
-            self._spinner.update(text=Text(_phase(fold), style="cyan"))
+            self._spinner.update(text=Text(_phase_text(fold), style="cyan"))
             return self._spinner
         planned = fold.num_steps_planned
         if not planned:
-            step, *rest = progress_without_plan(fold)
+            step, *rest = progress_parts(fold)
             return Text(step, style="bold").append("".join(f"  {word}" for word in rest), style="not bold")
         words = bar(last.step / planned, style="green")
         words.append(f" {format_count(last.step)}/{format_count(planned)}", style="bold")
-        words.append(f"  loss {loss_in_words(last.loss)}")
+        words.append(f"  loss {loss_text(last.loss)}")
         rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
         if rate is not None:
             words.append(f"  {format_count(rate)} samples/s")
         if left_s:
             words.append(f"  {format_duration(left_s)} left", style="dim")
         if last.step >= planned:
-            words.append(f"  {_phase(fold)}", style="cyan")
+            words.append(f"  {_phase_text(fold)}", style="cyan")
         return words
 
 
-def _title(run: RunDir, fold: Fold) -> Text:
+def _title_line(run: RunDir, fold: RunState) -> Text:
     words = Text(one_line(run.title), style="bold", no_wrap=True, overflow="ellipsis")
     strategy = fold.started.strategy if fold.started is not None else None
     if strategy is not None:
         card = STRATEGIES.get(strategy)
         words.append(f"  {card.title if card else strategy}", style="cyan")
-    elif fold.script.lead is not None and fold.script.lead.wrapper:
-        words.append(f"  {one_line(fold.script.lead.wrapper)} (observed)", style="cyan")
+    elif fold.script.lead_observation is not None and fold.script.lead_observation.wrapper:
+        words.append(f"  {one_line(fold.script.lead_observation.wrapper)} (observed)", style="cyan")
     if fold.source:
         words.append(f"  {fold.source}", style="dim")
     if fold.started is not None and fold.started.pace == "simulated":
@@ -118,7 +118,7 @@ def _title(run: RunDir, fold: Fold) -> Text:
     return words
 
 
-def _phase(fold: Fold) -> str:
+def _phase_text(fold: RunState) -> str:
     if fold.script.is_observed and set(fold.phases.values()) <= {"started"}:
         return "no optimizer step was seen yet"
     if not fold.phases:
@@ -126,7 +126,7 @@ def _phase(fold: Fold) -> str:
     return fold.phases[min(fold.phases)]
 
 
-def device_bars(fold: Fold) -> Group:
+def device_bars(fold: RunState) -> Group:
     """One row per device: bytes now and at the peak on a scale that all share, how busy, the largest kinds.
 
     The bar is bright as far as the device is full now, dim up to its peak. A row is cut at its end where the
@@ -136,7 +136,7 @@ def device_bars(fold: Fold) -> Group:
     full_bytes = max((_scale_bytes(device) for device in devices), default=0)
     imbalance = fold.imbalance()
     lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
-    cells = [_cells(device) for device in devices]
+    cells = [_device_cells(device) for device in devices]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rows = []
     for device, words in zip(devices, cells, strict=True):
@@ -152,34 +152,34 @@ def device_bars(fold: Fold) -> Group:
     return Group(*rows)
 
 
-def _cells(device: DeviceFigures) -> tuple[str, str, str, str, str]:
+def _device_cells(device: DeviceState) -> tuple[str, str, str, str, str]:
     """What a device's row says: label, bytes now, peak, busy, kinds."""
-    now = _bytes_now(device)
+    now = _current_bytes(device)
     return (
         f"{device.device} {device.info.title if device.info else ''}".rstrip(),
         "?" if now is None else format_bytes(now),
-        _most(device),
+        _peak_text(device),
         "" if device.utilisation is None else f"{device.utilisation * 100:.0f} %",
-        kinds_in_words(dict(device.peak_by_kind or device.live_by_kind or {})),
+        kinds_text(dict(device.peak_by_kind or device.live_by_kind or {})),
     )
 
 
-def _most(device: DeviceFigures) -> str:
-    if device.is_of_owners:
+def _peak_text(device: DeviceState) -> str:
+    if device.is_owners_only:
         return "owners seen"
     return "" if device.peak_bytes is None else f"peak {format_bytes(device.peak_bytes)}"
 
 
-def _bytes_now(device: DeviceFigures) -> int | None:
+def _current_bytes(device: DeviceState) -> int | None:
     return device.live_bytes if device.live_bytes is not None else device.used_bytes
 
 
-def _scale_bytes(device: DeviceFigures) -> int:
+def _scale_bytes(device: DeviceState) -> int:
     return max(device.live_bytes or 0, device.peak_bytes or 0, device.used_bytes or 0)
 
 
-def _memory_bar(device: DeviceFigures, full_bytes: int, style: str) -> Text:
-    now, peak = _bytes_now(device) or 0, device.peak_bytes or 0
+def _memory_bar(device: DeviceState, full_bytes: int, style: str) -> Text:
+    now, peak = _current_bytes(device) or 0, device.peak_bytes or 0
     if not full_bytes:
         return bar(0.0, style=style)
-    return bar(now / full_bytes, style=style, reached=max(now, peak) / full_bytes)
+    return bar(now / full_bytes, style=style, peak=max(now, peak) / full_bytes)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 import typer
 
 from rankdeck.base import files
-from rankdeck.base.errors import ConfigError, RunNotFoundError, did_you_mean, one_of
-from rankdeck.base.home import expanded
+from rankdeck.base.errors import ConfigError, RunNotFoundError, did_you_mean, format_choices
+from rankdeck.base.home import expand_home
 from rankdeck.base.phrases import phrase
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
-    from rankdeck.config.loading import Changes
-    from rankdeck.rundir import RaceDir, RunDir
+    from rankdeck.config.loading import ConfigChanges
+    from rankdeck.run_dir import RaceDir, RunDir
 
 ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help='Directory or name of a run, or "last".')]
@@ -29,7 +29,7 @@ Detach = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print results and problems as JSON.")]
 
 
-def load_config(text: str, *, to_plan: bool = False, **changes: Unpack[Changes]) -> RunConfig:
+def load_config(text: str, *, to_plan: bool = False, **changes: Unpack[ConfigChanges]) -> RunConfig:
     """The configuration that CONFIG names. A preset's relative paths start in the current folder. `to_plan`:
     see config.loading.from_text.
 
@@ -38,14 +38,14 @@ def load_config(text: str, *, to_plan: bool = False, **changes: Unpack[Changes])
     """
     from rankdeck.config import load
 
-    path = expanded(text)
+    path = expand_home(text)
     folder = None
     if not files.is_regular(path):
-        path, folder = _preset(text, path), Path.cwd()
+        path, folder = _find_preset(text, path), Path.cwd()
     return load(path, folder=folder, to_plan=to_plan, **changes)
 
 
-def _preset(text: str, path: Path) -> Path:
+def _find_preset(text: str, path: Path) -> Path:
     from rankdeck.config import presets
 
     if text and files.is_folder(path):
@@ -55,11 +55,11 @@ def _preset(text: str, path: Path) -> Path:
             path=text,
             advice=phrase("Name the TOML file inside it."),
         )
-    if (preset := presets.find(text)) is not None:
+    if (preset := presets.find_preset(text)) is not None:
         return preset
-    names = [card.name for card in presets.all()]
-    beside = _configurations_beside(path)
-    advice = did_you_mean(text, [*names, *beside]) or phrase("Presets: {names}.", names=one_of(names))
+    names = [card.name for card in presets.list_presets()]
+    beside = _sibling_configs(path)
+    advice = did_you_mean(text, [*names, *beside]) or phrase("Presets: {names}.", names=format_choices(names))
     raise ConfigError(
         phrase('There is neither a file nor a preset called "{text}".', text=text),
         code="unknown-config",
@@ -68,7 +68,7 @@ def _preset(text: str, path: Path) -> Path:
     )
 
 
-def _configurations_beside(path: Path) -> list[str]:
+def _sibling_configs(path: Path) -> list[str]:
     """TOML files of the folder that was named, written as the person would have written them."""
     try:
         return [str(path.with_name(file.name)) for file in path.parent.glob("*.toml")][:1000]
@@ -76,11 +76,11 @@ def _configurations_beside(path: Path) -> list[str]:
         return []
 
 
-def is_script(run: RunDir) -> bool:
+def is_script_run(run: RunDir) -> bool:
     """Whether this is the run of a person's own script, as far as its files can tell."""
-    from rankdeck.run.problems import script_of
+    from rankdeck.run.problems import read_script_config
 
-    return script_of(run) is not None
+    return read_script_config(run) is not None
 
 
 def find_run(text: str) -> RunDir:
@@ -89,15 +89,15 @@ def find_run(text: str) -> RunDir:
     Raises:
         RunNotFoundError: none, or several.
     """
-    from rankdeck import rundir
+    from rankdeck import run_dir
 
-    folder = rundir.default_runs_folder()
+    folder = run_dir.default_runs_folder()
     try:
-        return rundir.find_run(text, folder)
+        return run_dir.find_run(text, folder)
     except RunNotFoundError as error:
-        race = rundir.find_race(text, folder) if error.code == RunNotFoundError.code else None
+        race = run_dir.find_race(text, folder) if error.code == RunNotFoundError.code else None
         if race is None:
-            if (run := _of_preset(text)) is not None:
+            if (run := _newest_run_of_preset(text)) is not None:
                 return run
             raise
         raise RunNotFoundError(
@@ -111,33 +111,33 @@ def find_run(text: str) -> RunDir:
         ) from None
 
 
-def _of_preset(text: str) -> RunDir | None:
+def _newest_run_of_preset(text: str) -> RunDir | None:
     """The newest run of the preset that the text names: what it trains gives its runs other names."""
-    from rankdeck import rundir
+    from rankdeck import run_dir
     from rankdeck.config import presets
 
-    if presets.find(text) is None:
+    if presets.find_preset(text) is None:
         return None
-    runs = rundir.list_runs(rundir.default_runs_folder())
+    runs = run_dir.list_runs(run_dir.default_runs_folder())
     return next((run for run in runs if text in run.environment().get("command_line", [])), None)
 
 
 def find_race(text: str) -> RaceDir | None:
     """The race that the text names, and no run; "last" where that is the newest of both."""
-    from rankdeck import rundir
+    from rankdeck import run_dir
 
-    folder = rundir.default_runs_folder()
+    folder = run_dir.default_runs_folder()
     if text == "last":
-        races, runs = rundir.list_races(folder), rundir.list_runs(folder)
+        races, runs = run_dir.list_races(folder), run_dir.list_runs(folder)
         return races[0] if races and (not runs or runs[0].name < races[0].name) else None
     try:
-        rundir.find_run(text, folder)
+        run_dir.find_run(text, folder)
     except RunNotFoundError as error:
-        return rundir.find_race(text, folder) if error.code == RunNotFoundError.code else None
+        return run_dir.find_race(text, folder) if error.code == RunNotFoundError.code else None
     return None
 
 
-def check_file(file: Path) -> None:
+def check_output_file(file: Path) -> None:
     """Before seconds of work: whether a file can be written there.
 
     Raises:

@@ -15,16 +15,16 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Overrides, load_config
-from rankdeck.cli.trust import Trust, may_execute
+from rankdeck.cli.trust import Trust, confirm_execution
 from rankdeck.run.bounds import ROW_TIMEOUT_S
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
     from rankdeck.planner.candidates import Candidate, Target
     from rankdeck.run.plan_lines import PlanLine
-    from rankdeck.rundir import RunDir
+    from rankdeck.run_dir import RunDir
 
-Verified = Annotated[
+Verify = Annotated[
     bool, typer.Option("--verify", help="Also compare two steps of each strategy with one device.")
 ]
 
@@ -55,7 +55,7 @@ def plan(
     movement: Annotated[
         bool, typer.Option("--movement", help="Also show what moves between devices in one step.")
     ] = False,
-    verified: Verified = False,
+    verified: Verify = False,
     timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=1, help="Time limit per row in seconds."),
@@ -69,7 +69,7 @@ def plan(
     Runs the strategies themselves on tensors without memory. Nothing is trained, and no GPU is needed.
     """
     if accuracy:
-        return _accuracy(trust=trust, as_json=as_json)
+        return _print_accuracy(trust=trust, as_json=as_json)
     if config is None:
         raise ConfigError(
             phrase("rankdeck plan needs a configuration."),
@@ -77,48 +77,50 @@ def plan(
             advice=phrase("Name a TOML file or a preset, or ask for --accuracy."),
         )
     from rankdeck.cli.plan_tables import PlanOutput
-    from rankdeck.cli.plan_target import target_of
+    from rankdeck.cli.plan_target import resolve_target
 
     chosen = load_config(config, to_plan=True, overrides=overrides or ())
-    target = target_of(chosen, devices, capacity)
-    _warn_of_torch()
+    target = resolve_target(chosen, devices, capacity)
+    _warn_unknown_torch()
     output = PlanOutput(as_json=as_json)
     asked: Any = {"fit_batch": fit_batch, "movement": movement, "timeout_s": timeout}
-    lines = predicted_lines(chosen, strategy, target, **asked)
-    for line in _verified(lines, chosen, target.num_devices) if verified else lines:
+    lines = predict_lines(chosen, strategy, target, **asked)
+    for line in _verify_lines(lines, chosen, target.num_devices) if verified else lines:
         output.add(line)
     output.close()
     return 0
 
 
-def _verified(lines: Iterator[PlanLine], config: RunConfig, num_devices: int) -> Iterator[PlanLine]:
+def _verify_lines(lines: Iterator[PlanLine], config: RunConfig, num_devices: int) -> Iterator[PlanLine]:
     """The lines, each with what a rehearsal of its strategy on as many virtual devices says of it."""
-    from rankdeck.base.phrases import Said
-    from rankdeck.cli.until_end import term_interrupts
+    from rankdeck.base.phrases import PhraseSource
+    from rankdeck.cli.wait import sigterm_as_interrupt
     from rankdeck.config import DevicesConfig
-    from rankdeck.launch.verifying import verifications
+    from rankdeck.launch.verification import verify_strategies
     from rankdeck.run.plan_lines import CANNOT
 
     rehearsal = config.model_copy(update={"devices": DevicesConfig(use=f"cpu:{num_devices}")})
-    with term_interrupts():  # ranks are ended, and their files removed
+    with sigterm_as_interrupt():  # ranks are ended, and their files removed
         for line in lines:
             if line.verdict != CANNOT and line.advice is None:
-                for _, found in verifications(rehearsal, [line], command_line=sys.argv):
+                for _, found in verify_strategies(rehearsal, [line], command_line=sys.argv):
                     line.verified, line.verified_outcome = str(found.text), found.outcome
-                    line.phrases[line.verified] = Said(found.text.template, found.text.plain_arguments())
+                    line.phrases[line.verified] = PhraseSource(
+                        found.text.template, found.text.plain_arguments()
+                    )
             yield line
 
 
-def _warn_of_torch() -> None:
+def _warn_unknown_torch() -> None:
     """Say on stderr that the installed torch is an unknown one, if it is."""
     from rankdeck.torch_compat.versions import version_problem
 
     problem = version_problem()
     if problem is not None:
-        console.problem(problem)
+        console.print_problem(problem)
 
 
-def predicted_lines(
+def predict_lines(
     config: RunConfig,
     strategy: str | None,
     target: Target,
@@ -142,23 +144,23 @@ def predicted_lines(
     from rankdeck.planner.preload import preload
 
     preload()
-    from rankdeck import rundir
-    from rankdeck.planner.accuracy import measured_scale
+    from rankdeck import run_dir
+    from rankdeck.planner.accuracy import step_time_scale
     from rankdeck.planner.fixes import combined_fixes, single_fixes
-    from rankdeck.planner.pool import look_at_samples, plan_lines_of
+    from rankdeck.planner.pool import plan_candidates, read_samples_in_child
 
-    known = rundir.list_runs(rundir.default_runs_folder()) if target.like_cuda else []
-    scale = measured_scale(known, config, target)
+    known = run_dir.list_runs(run_dir.default_runs_folder()) if target.like_cuda else []
+    scale = step_time_scale(known, config, target)
 
-    samples = look_at_samples(config, timeout_s)
+    samples = read_samples_in_child(config, timeout_s)
 
     def ask(rows: Sequence[Candidate], *, movement: bool = False) -> Iterator[PlanLine]:
-        return plan_lines_of(
+        return plan_candidates(
             config, rows, target, scale=scale, timeout_s=timeout_s, samples=samples, movement=movement
         )
 
     def ask_on(other: Target, rows: Sequence[Candidate]) -> Iterator[PlanLine]:
-        return plan_lines_of(config, rows, other, timeout_s=timeout_s, samples=samples)
+        return plan_candidates(config, rows, other, timeout_s=timeout_s, samples=samples)
 
     by_label = {row.label: row for row in rows}
     own: PlanLine | None = None
@@ -179,38 +181,38 @@ def predicted_lines(
         yield from combined_fixes(lines, config, target, ask_on)
 
 
-def _accuracy(*, trust: bool, as_json: bool) -> int:
+def _print_accuracy(*, trust: bool, as_json: bool) -> int:
     """One row per device of every run that left a measured peak, and how far off predictions were."""
-    from rankdeck import rundir
-    from rankdeck.cli.plan_tables import accuracy_table, spread_in_words
+    from rankdeck import run_dir
+    from rankdeck.cli.plan_tables import accuracy_table, spread_text
 
-    runs = _without_refused(rundir.list_runs(rundir.default_runs_folder()), trust=trust)
-    from rankdeck.planner.accuracy import compare, spread_of
+    runs = _trusted_runs(run_dir.list_runs(run_dir.default_runs_folder()), trust=trust)
+    from rankdeck.planner.accuracy import compare_with_measured, error_spread
 
-    compared = [row for run in runs for row in compare(run)]
+    compared = [row for run in runs for row in compare_with_measured(run)]
     if as_json:
-        console.as_json([{**vars(row), "error": row.error} for row in compared])
+        console.print_json([{**vars(row), "error": row.error} for row in compared])
         return 0
     if not compared:
         console.err().print("No run has left a measured peak yet. Start one with: rankdeck train digits-mlp")
         return 0
     console.out().print(accuracy_table(compared))
-    console.out().print(spread_in_words(spread_of(row.error for row in compared), len(compared)))
+    console.out().print(spread_text(error_spread(row.error for row in compared), len(compared)))
     return 0
 
 
-def _without_refused(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
+def _trusted_runs(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
     """Those whose prediction is there already, or may be made: that executes what a run names."""
-    from rankdeck.config.consent import is_known
-    from rankdeck.run.prediction import to_predict
+    from rankdeck.config.consent import has_config_consent
+    from rankdeck.run.prediction import config_to_predict
 
     planned: dict[RunDir, RunConfig] = {}
     for run in runs:
         with contextlib.suppress(ConfigError):  # of a script, or unreadable: nothing of it is planned
-            config = to_predict(run)
+            config = config_to_predict(run)
             planned |= {} if config is None else {run: config}
-    if may_execute(list(planned.items()), trust=trust):
+    if confirm_execution(list(planned.items()), trust=trust):
         return runs
-    left = [run for run in runs if run not in planned or is_known(planned[run])]
+    left = [run for run in runs if run not in planned or has_config_consent(planned[run])]
     console.err().print(f"Without {len(runs) - len(left)} runs, whose code may not be executed.")
     return left

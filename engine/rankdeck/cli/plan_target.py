@@ -8,23 +8,23 @@ from dataclasses import replace
 import msgspec
 import psutil
 
-from rankdeck.base.cgroups import tightest
+from rankdeck.base.cgroups import tightest_limit
 from rankdeck.base.errors import ConfigError, DeviceError, MachineError
-from rankdeck.base.parsing import json_of
+from rankdeck.base.parsing import parse_json
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import parse_bytes
 from rankdeck.config import RunConfig
 from rankdeck.config.devices import parse_devices
-from rankdeck.config.gpu_models import parse_planned
-from rankdeck.launch.choose import free_gpus, selected_gpus
+from rankdeck.config.gpu_models import parse_planned_gpus
+from rankdeck.launch.device_selection import free_gpus, selected_gpus
 from rankdeck.planner.candidates import Target, TargetDevice
-from rankdeck.remote.hosts import Hosts, Ran
-from rankdeck.remote.ssh import is_here
-from rankdeck.telemetry.gpu_status import GpuStatus, read_rows
+from rankdeck.remote.hosts import RemoteCommand, RemoteHosts
+from rankdeck.remote.ssh import is_local_host
+from rankdeck.telemetry.gpu_status import GpuStatus, parse_gpu_rows
 from rankdeck.telemetry.listing import list_gpus
 
 
-def target_of(config: RunConfig, devices: str | None, capacity: str | None) -> Target:
+def resolve_target(config: RunConfig, devices: str | None, capacity: str | None) -> Target:
     """What to plan for; `devices` None takes the configuration's.
 
     Raises:
@@ -33,9 +33,9 @@ def target_of(config: RunConfig, devices: str | None, capacity: str | None) -> T
         MachineError: GPUs are asked for where there is no driver, or of a host that does not answer.
     """
     if devices is None and config.hosts.use:
-        target = _over_hosts(config)
+        target = _multi_host_target(config)
     else:
-        target = _target(config, devices or config.devices.use)
+        target = _local_target(config, devices or config.devices.use)
     if capacity is None:
         return target
     try:
@@ -48,12 +48,12 @@ def target_of(config: RunConfig, devices: str | None, capacity: str | None) -> T
             advice=phrase("As in 24GiB."),
         ) from None
     sized = tuple(replace(device, total_bytes=total_bytes) for device in target.devices)
-    words = phrase("{devices} of {capacity}", devices=target.words, capacity=capacity)
-    return replace(target, words=words, devices=sized)
+    words = phrase("{devices} of {capacity}", devices=target.name, capacity=capacity)
+    return replace(target, name=words, devices=sized)
 
 
-def _target(config: RunConfig, text: str) -> Target:
-    planned = parse_planned(text)
+def _local_target(config: RunConfig, text: str) -> Target:
+    planned = parse_planned_gpus(text)
     if planned is not None:
         return Target(
             f"{len(planned)} x {planned[0].name}",
@@ -62,47 +62,49 @@ def _target(config: RunConfig, text: str) -> Target:
         )
     selection = parse_devices(text)
     if selection.kind == "cpu":
-        return _rehearsal(config, selection.count or 1)
+        return _rehearsal_target(config, selection.count or 1)
     if selection.kind == "gpu":
-        return _own(selected_gpus(list_gpus(), selection.gpus))
+        return _gpu_target(selected_gpus(list_gpus(), selection.gpus))
     free = free_gpus()
-    return _own(free) if free else _rehearsal(config, 2)
+    return _gpu_target(free) if free else _rehearsal_target(config, 2)
 
 
-def _over_hosts(config: RunConfig) -> Target:
+def _multi_host_target(config: RunConfig) -> Target:
     """What the hosts of a run have together, as they are now."""
     uses = {name: config.hosts.devices.get(name, config.devices.use) for name in config.hosts.use}
-    elsewhere = [name for name, use in uses.items() if parse_devices(use).kind != "cpu" and not is_here(name)]
-    found = gpus_of(elsewhere) if elsewhere else {}
+    elsewhere = [
+        name for name, use in uses.items() if parse_devices(use).kind != "cpu" and not is_local_host(name)
+    ]
+    found = read_host_gpus(elsewhere) if elsewhere else {}
     parts = [
-        _part(config, name, use, found[name]) if name in found else _target(config, use)
+        _host_target(config, name, use, found[name]) if name in found else _local_target(config, use)
         for name, use in uses.items()
     ]
-    words = ", ".join(f"{name}: {part.words}" for name, part in zip(uses, parts, strict=True))
+    words = ", ".join(f"{name}: {part.name}" for name, part in zip(uses, parts, strict=True))
     devices = tuple(device for part in parts for device in part.devices)
     by_host = {name: part.num_devices for name, part in zip(uses, parts, strict=True)}
     return Target(words, devices, like_cuda=any(part.like_cuda for part in parts), by_host=by_host)
 
 
-def _part(config: RunConfig, host: str, use: str, found: list[GpuStatus] | MachineError) -> Target:
-    """As `_target`, of what a host has told."""
+def _host_target(config: RunConfig, host: str, use: str, found: list[GpuStatus] | MachineError) -> Target:
+    """As `_local_target`, of what a host has told."""
     selection = parse_devices(use)
     gpus = found if isinstance(found, list) else []
     if selection.kind == "auto":
-        free = [gpu for gpu in gpus if gpu.is_for_auto]
-        return _own(free) if free else _rehearsal(config, 2)
+        free = [gpu for gpu in gpus if gpu.is_available]
+        return _gpu_target(free) if free else _rehearsal_target(config, 2)
     if isinstance(found, MachineError):
         raise found
     try:
         # What CUDA shows is said by the environment there, and by none here.
-        usable = [gpu for gpu in gpus if gpu.is_for_all]
-        return _own(usable if usable and not selection.gpus else selected_gpus(gpus, selection.gpus))
+        usable = [gpu for gpu in gpus if gpu.is_in_gpu_all]
+        return _gpu_target(usable if usable and not selection.gpus else selected_gpus(gpus, selection.gpus))
     except DeviceError as error:
         words = phrase("{host}: {reason}", host=host, reason=error.message)
         raise DeviceError(words, code=error.code, advice=error.advice) from None
 
 
-def _rehearsal(config: RunConfig, count: int) -> Target:
+def _rehearsal_target(config: RunConfig, count: int) -> Target:
     capacity = config.capacity_bytes
     words = phrase("{count} virtual devices", count=count) if count > 1 else phrase("1 virtual device")
     devices = tuple(TargetDevice(f"Virtual {index}", capacity) for index in range(count))
@@ -112,11 +114,11 @@ def _rehearsal(config: RunConfig, count: int) -> Target:
 def _free_host_bytes() -> int:
     """Memory that this machine, or the container that this is, has left."""
     free = psutil.virtual_memory().available
-    group = tightest("memory")
-    return free if group is None else min(free, group.left)
+    group = tightest_limit("memory")
+    return free if group is None else min(free, group.remaining)
 
 
-def _own(gpus: list[GpuStatus]) -> Target:
+def _gpu_target(gpus: list[GpuStatus]) -> Target:
     """This machine's GPUs as they are now: what the driver keeps and other processes hold is not there for
     the run."""
     devices = tuple(TargetDevice.of_gpu(gpu, gpu.used_bytes or 0) for gpu in gpus)
@@ -126,28 +128,30 @@ def _own(gpus: list[GpuStatus]) -> Target:
 
 # The GPUs of other hosts, as `rankdeck devices` tells them there.
 
-_WITHIN_S = 30.0
+_HOSTS_TIMEOUT_S = 30.0
 
 
-def gpus_of(names: Sequence[str]) -> dict[str, list[GpuStatus] | MachineError]:
+def read_host_gpus(names: Sequence[str]) -> dict[str, list[GpuStatus] | MachineError]:
     """Of each host its GPUs, or why they cannot be told.
 
     Raises: ConfigError, MachineError: no host can be called so, or one cannot be reached.
     """
-    with Hosts(names, lambda host, words: None) as hosts:
+    with RemoteHosts(names, lambda host, words: None) as hosts:
         hosts.connect()
-        hosts.check()
-        asked = [host.begin(["devices", "--json"]) for host in hosts.all]
-        hosts.poll_until(lambda: all(ran.code is not None or ran.host.error for ran in asked), _WITHIN_S)
-        hosts.check()
-        return {ran.host.name: _told(ran) for ran in asked}
+        hosts.raise_errors()
+        asked = [host.start_command(["devices", "--json"]) for host in hosts.all]
+        hosts.poll_until(
+            lambda: all(ran.exit_code is not None or ran.host.error for ran in asked), _HOSTS_TIMEOUT_S
+        )
+        hosts.raise_errors()
+        return {ran.host.name: _parse_gpus(ran) for ran in asked}
 
 
-def _told(ran: Ran) -> list[GpuStatus] | MachineError:
+def _parse_gpus(ran: RemoteCommand) -> list[GpuStatus] | MachineError:
     host = ran.host.name
     try:
-        if ran.code == 0:
-            return read_rows(json_of(bytes(ran.out)))
+        if ran.exit_code == 0:
+            return parse_gpu_rows(parse_json(bytes(ran.out)))
         problem = ran.result().problems[0]
     except (ValueError, IndexError, msgspec.ValidationError):
         why = phrase("it did not tell its devices")

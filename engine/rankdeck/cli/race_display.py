@@ -13,14 +13,14 @@ from rich.text import Text
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
 from rankdeck.cli.display import Display
-from rankdeck.cli.live import REDRAW_S
-from rankdeck.cli.race_tables import entry_line, introduction
-from rankdeck.cli.words import bar
-from rankdeck.run.fold import Fold
+from rankdeck.cli.formatting import bar
+from rankdeck.cli.live import REDRAW_INTERVAL_S
+from rankdeck.cli.race_tables import entry_line, race_introduction
 from rankdeck.run.race import WAITING, Race, RaceEntry
+from rankdeck.run.run_state import RunState
 
 
-def left_s(race: Race, now_s: float) -> float | None:
+def estimate_remaining_s(race: Race, now_s: float) -> float | None:
     """How much longer it takes, if what is left takes as long as what is done; None before that is known.
     `now_s`: Unix time at which the entry that runs began."""
     done = sum(entry.is_over for entry in race.entries)
@@ -38,21 +38,21 @@ class RaceDisplay(Display):
     def __init__(self, race: Race) -> None:
         self.race = race
 
-    def begin(self, entry: RaceEntry) -> None:
+    def start_entry(self, entry: RaceEntry) -> None:
         """An entry is about to start."""
 
-    def done(self, entry: RaceEntry) -> None:
+    def finish_entry(self, entry: RaceEntry) -> None:
         """It is over."""
 
 
-class RaceLines(RaceDisplay):
+class PlainRaceDisplay(RaceDisplay):
     """A line per entry, for a pipe, a file or a log."""
 
     def __init__(self, race: Race) -> None:
         super().__init__(race)
-        console.out().print(introduction(race), style="dim", soft_wrap=True)
+        console.out().print(race_introduction(race), style="dim", soft_wrap=True)
 
-    def done(self, entry: RaceEntry) -> None:
+    def finish_entry(self, entry: RaceEntry) -> None:
         console.out().print(entry_line(self.race, entry), soft_wrap=True)
         sys.stdout.flush()
 
@@ -60,18 +60,18 @@ class RaceLines(RaceDisplay):
         console.out().print(words, style="dim")
 
 
-class RaceLive(RaceLines):
+class LiveRaceDisplay(PlainRaceDisplay):
     """The same on a terminal, with the entry that runs below."""
 
     def __init__(self, race: Race) -> None:
         super().__init__(race)
         self._spinner = Spinner("dots")
         self._entry: RaceEntry | None = None
-        self._began = self._drawn_s = 0.0
+        self._entry_started = self._last_drawn_s = 0.0
         self._live: Live | None = None
 
-    def begin(self, entry: RaceEntry) -> None:
-        self._entry, self._began = entry, time.time()
+    def start_entry(self, entry: RaceEntry) -> None:
+        self._entry, self._entry_started = entry, time.time()
 
     def open(self) -> None:
         self._live = Live(console=console.out(), auto_refresh=False, transient=True, redirect_stdout=False)
@@ -85,11 +85,11 @@ class RaceLive(RaceLines):
     def say(self, words: str) -> None:
         (self._live.console if self._live is not None else console.out()).print(words, style="dim")
 
-    def tick(self, fold: Fold) -> None:
+    def tick(self, fold: RunState) -> None:
         now_s = time.monotonic()
-        if self._live is None or self._entry is None or now_s - self._drawn_s < REDRAW_S:
+        if self._live is None or self._entry is None or now_s - self._last_drawn_s < REDRAW_INTERVAL_S:
             return
-        self._drawn_s = now_s
+        self._last_drawn_s = now_s
         words = Text(f"{self._entry.label}  ", style="bold", no_wrap=True, overflow="ellipsis")
         if fold.step:
             words.append_text(bar(fold.step / self.race.steps, style="green"))
@@ -97,7 +97,7 @@ class RaceLive(RaceLines):
         else:
             phases = fold.phases
             words.append(phases[min(phases)] if phases else "starting", style="cyan not bold")
-        remaining_s = left_s(self.race, self._began)
+        remaining_s = estimate_remaining_s(self.race, self._entry_started)
         if remaining_s is not None:
             words.append(f"  about {format_duration(remaining_s)} left", style="dim not bold")
         line = Table.grid(padding=(0, 1))
@@ -105,8 +105,8 @@ class RaceLive(RaceLines):
         self._live.update(line, refresh=True)
 
 
-def display_for(race: Race, *, quiet: bool) -> RaceDisplay:
+def make_race_display(race: Race, *, quiet: bool) -> RaceDisplay:
     """The display for where stdout goes."""
     if quiet:
         return RaceDisplay(race)
-    return RaceLive(race) if sys.stdout.isatty() else RaceLines(race)
+    return LiveRaceDisplay(race) if sys.stdout.isatty() else PlainRaceDisplay(race)

@@ -10,7 +10,7 @@ from rich.text import Text
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_rate
 from rankdeck.cli import console
-from rankdeck.cli.words import UNKNOWN, empty_table, size_in_words, sizes_in_words
+from rankdeck.cli.formatting import UNKNOWN, empty_table, size_text, sizes_text
 from rankdeck.run.race import (
     AGREES,
     COMPLETED,
@@ -22,27 +22,27 @@ from rankdeck.run.race import (
     LossAgreement,
     Race,
     RaceEntry,
-    expected_text,
+    duration_text,
 )
 from rankdeck.run.race_verdicts import STRICT_STEPS
-from rankdeck.run.verified import EQUAL, NOTED, OUTCOME_WORDS, UNCHECKED
-from rankdeck.rundir import RaceDir
+from rankdeck.run.verified import EQUAL, NOTED, OUTCOME_TEXTS, UNCHECKED
+from rankdeck.run_dir import RaceDir
 
 _LABEL_WIDTH = 40
 _STYLES = {REFERENCE: "dim", AGREES: "green", EXPECTED: "yellow", DIFFERS: "bold red"}
-NOT_OF_GPUS = "These are times of this CPU, not of GPUs: there another strategy may be the fastest."
+CPU_TIMES_NOTE = "These are times of this CPU, not of GPUs: there another strategy may be the fastest."
 
 
-def introduction(race: Race) -> str:
+def race_introduction(race: Race) -> str:
     """What is about to happen."""
-    count = len(race.field)
-    what = f"{count} {'strategies' if count > 1 else 'strategy'} on {_devices(race)}"
+    count = len(race.unique_entries)
+    what = f"{count} {'strategies' if count > 1 else 'strategy'} on {_devices_text(race)}"
     words = f"{what}, {race.steps} steps each from seed {race.seed}, the first {race.warm_up_steps} not timed"
-    words += f"; {expected_text([entry.predicted for entry in race.field], race.steps)}"
-    return f"{words}. {NOT_OF_GPUS}" if race.is_rehearsal else words
+    words += f"; {duration_text([entry.predicted for entry in race.unique_entries], race.steps)}"
+    return f"{words}. {CPU_TIMES_NOTE}" if race.is_rehearsal else words
 
 
-def _devices(race: Race) -> str:
+def _devices_text(race: Race) -> str:
     count = len(race.devices)
     if race.is_rehearsal:
         return f"{count} virtual device{'s' if count > 1 else ''}"
@@ -51,32 +51,32 @@ def _devices(race: Race) -> str:
 
 def entry_line(race: Race, entry: RaceEntry) -> Text:
     """'3/18  ddp   412.3 ms a step  77.6 samples/s  losses agree (1.2e-07)'."""
-    total = len(race.field) + 1
+    total = len(race.unique_entries) + 1
     words = Text(f"{entry.number}/{total}".rjust(7) + "  ", style="dim")
     label = f"{entry.label} again" if entry.repeats is not None else entry.label
     words.append(f"{label}  ".ljust(_LABEL_WIDTH), style="default not dim")
     if entry.state == FAILED:
         words.append("failed", style="bold red not dim")
-        return words.append_text(_cause(entry.problem))
+        return words.append_text(_problem_text(entry.problem))
     if entry.state != COMPLETED or entry.measured is None:
         return words.append("stopped", style="yellow not dim")
-    words.append(f"{_time(entry.median_s)} a step".rjust(18), style="default not dim")
-    words.append(f"  {_rate(entry)} samples/s".rjust(20), style="default not dim")
+    words.append(f"{_duration_text(entry.median_s)} a step".rjust(18), style="default not dim")
+    words.append(f"  {_rate_text(entry)} samples/s".rjust(20), style="default not dim")
     words.append("  ")
-    return words.append_text(_agreement(entry.agreement))
+    return words.append_text(_agreement_text(entry.agreement))
 
 
-def _cause(problem: Problem | None) -> Text:
+def _problem_text(problem: Problem | None) -> Text:
     if problem is None:
         return Text("")
     lines = [line for line in problem.text().splitlines() if line]
     return Text("".join(f"\n{' ' * 9}{line}" for line in lines), style="default not bold not dim")
 
 
-def _agreement(agreement: LossAgreement | None) -> Text:
+def _agreement_text(agreement: LossAgreement | None) -> Text:
     if agreement is None:
         return Text(UNKNOWN, style="dim")
-    apart = "" if agreement.difference is None else _share(agreement.difference)
+    apart = "" if agreement.difference is None else _difference_text(agreement.difference)
     words = {
         REFERENCE: "the reference",
         AGREES: f"agree, {apart} apart in step {agreement.step}",
@@ -92,20 +92,20 @@ def print_race(folder: RaceDir, race: Race, *, with_failures: bool = True) -> No
     """Places, memory, and what is to be said of them; `with_failures`: and why entries failed."""
     out = console.out()
     timed = sorted(
-        (entry for entry in race.field if entry.place is not None),
+        (entry for entry in race.unique_entries if entry.place is not None),
         key=lambda entry: (entry.place, entry.median_s),
     )
     if timed:
         out.print()
-        out.print(_places(race, timed))
+        out.print(_ranking_table(race, timed))
         out.print(f"\nmemory at each device's peak, {race.source}", style="dim", soft_wrap=True)
-        out.print(_memory(timed))
+        out.print(_memory_table(timed))
         out.print()
-    for label, words in (*_words(race, with_failures=with_failures), ("race", str(folder.path))):
+    for label, words in (*_note_rows(race, with_failures=with_failures), ("race", str(folder.path))):
         out.print(Text(label.ljust(13), style="dim").append(words, style="default not dim"), soft_wrap=True)
 
 
-def _places(race: Race, timed: Sequence[RaceEntry]) -> Table:
+def _ranking_table(race: Race, timed: Sequence[RaceEntry]) -> Table:
     table, has_verified = empty_table(), any(entry.verified_outcome for entry in timed)
     for heading, justify in (
         ("", "right"),
@@ -123,23 +123,23 @@ def _places(race: Race, timed: Sequence[RaceEntry]) -> Table:
         table.add_row(
             f"{entry.place}{'=' if shared else ' '}",
             Text(entry.label, style="bold" if entry.number == race.verdicts.fastest else ""),
-            _time(entry.median_s),
-            _spread(entry),
-            _rate(entry),
-            size_in_words(None if entry.measured is None else entry.measured.sent_bytes),
-            _agreement(entry.agreement),
-            *([_verified(entry)] if has_verified else []),
+            _duration_text(entry.median_s),
+            _spread_text(entry),
+            _rate_text(entry),
+            size_text(None if entry.measured is None else entry.measured.sent_bytes),
+            _agreement_text(entry.agreement),
+            *([_verified_text(entry)] if has_verified else []),
         )
     return table
 
 
-def _verified(entry: RaceEntry) -> Text:
+def _verified_text(entry: RaceEntry) -> Text:
     outcome = entry.verified_outcome or ""
     style = "green" if outcome == EQUAL else "yellow" if outcome == UNCHECKED else ""
-    return Text(OUTCOME_WORDS.get(outcome, UNKNOWN), style=style)
+    return Text(OUTCOME_TEXTS.get(outcome, UNKNOWN), style=style)
 
 
-def _memory(timed: Iterable[RaceEntry]) -> Table:
+def _memory_table(timed: Iterable[RaceEntry]) -> Table:
     """Peaks of live tensors per device, as they were measured and as the plan has them."""
     table = empty_table()
     for heading in ("strategy", "measured", "predicted"):
@@ -148,19 +148,22 @@ def _memory(timed: Iterable[RaceEntry]) -> Table:
         predicted = [device.active_bytes for device in entry.predicted.devices]
         bound = f"at {entry.predicted.bound} " if entry.predicted.bound and predicted else ""
         measured = [] if entry.measured is None else entry.measured.peak_bytes
-        table.add_row(entry.label, sizes_in_words(measured), bound + sizes_in_words(predicted))
+        table.add_row(entry.label, sizes_text(measured), bound + sizes_text(predicted))
     return table
 
 
-def _words(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
+def _note_rows(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
     """What tables do not say, each with its label."""
     verdicts = race.verdicts
     if race.outcome == STOPPED:
-        yield "stopped", f"{race.num_raced} of {len(race.field)} have raced; what they showed is kept."
+        yield (
+            "stopped",
+            f"{race.num_finished} of {len(race.unique_entries)} have raced; what they showed is kept.",
+        )
     elif race.outcome == "lost":
         yield "lost", "Whoever raced was ended in the middle; what was measured until then is kept."
-    yield from _words_of_losses(race)
-    for entry in race.field:
+    yield from _loss_rows(race)
+    for entry in race.unique_entries:
         if entry.verified_outcome in (NOTED, UNCHECKED):
             yield "one device", f"{entry.label}: {entry.verified}"
     for note in verdicts.notes:
@@ -171,15 +174,15 @@ def _words(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
     if best is not None:
         yield "fastest", f"{best.label}. {verdicts.fastest_why}"
         if race.is_rehearsal:
-            yield "", NOT_OF_GPUS
-    for entry in race.field:
+            yield "", CPU_TIMES_NOTE
+    for entry in race.unique_entries:
         if with_failures and entry.state == FAILED and entry.problem is not None:
             yield "failed", f"{entry.label}: {entry.problem.headline()}"
     for one in race.left_out:
         yield "left out", f"{one.label}: {one.reason or one.verdict}"
 
 
-def _words_of_losses(race: Race) -> Iterable[tuple[str, str]]:
+def _loss_rows(race: Race) -> Iterable[tuple[str, str]]:
     """The proof: how many agree with what, and of each other one why not."""
     reference, bar = race.entry(race.verdicts.reference), race.verdicts.bar
     if reference is None or bar is None:
@@ -192,7 +195,7 @@ def _words_of_losses(race: Race) -> Iterable[tuple[str, str]]:
             f"{len(agreeing)} of {len(others)} agree with {reference.label} in every step: within {bar:.0e} "
             f"of the loss in the first {STRICT_STEPS} steps, within {race.verdicts.late_bar:.0e} after.",
         )
-    for entry in race.field:
+    for entry in race.unique_entries:
         agreement = entry.agreement
         if agreement is not None and agreement.verdict in (EXPECTED, DIFFERS) and agreement.reason:
             yield (
@@ -201,28 +204,28 @@ def _words_of_losses(race: Race) -> Iterable[tuple[str, str]]:
             )
 
 
-def _share(difference: float) -> str:
+def _difference_text(difference: float) -> str:
     """'1.2e-07', and '87 %' where it is no matter of rounding."""
     return f"{difference * 100:.0f} %" if difference >= 0.01 else f"{difference:.1e}"
 
 
-def _time(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     if seconds is None:
         return UNKNOWN
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.{0 if seconds >= 0.1 else 1}f} ms"
 
 
-def _spread(entry: RaceEntry) -> str:
+def _spread_text(entry: RaceEntry) -> str:
     """Between which times eight of ten steps lie."""
     measured = entry.measured
-    low, high = (None, None) if measured is None else (measured.share_s(0.1), measured.share_s(0.9))
+    low, high = (None, None) if measured is None else (measured.quantile_s(0.1), measured.quantile_s(0.9))
     if low is None or high is None:
         return UNKNOWN
-    least, most = _time(low), _time(high)
+    least, most = _duration_text(low), _duration_text(high)
     same_unit = least.split()[1] == most.split()[1]
     return f"{least.split()[0] if same_unit else least} to {most}"
 
 
-def _rate(entry: RaceEntry) -> str:
+def _rate_text(entry: RaceEntry) -> str:
     rate = None if entry.measured is None else entry.measured.samples_per_s
     return UNKNOWN if rate is None else format_rate(rate)

@@ -29,11 +29,11 @@ def config(
     contracts = {name: contract for name, contract in CONTRACTS.items() if key in (None, name)}
     if as_json:
         told = {name: dataclasses.asdict(contract) for name, contract in contracts.items()}
-        console.as_json({"keys": [_as_json(one) for one in keys], "contracts": told})
+        console.print_json({"keys": [_key_to_json(one) for one in keys], "contracts": told})
         return 0
     out = console.out()
     for one in keys:
-        out.print(_short(one) if key is None else _long(one), soft_wrap=True)
+        out.print(_key_line(one) if key is None else _key_text(one), soft_wrap=True)
     if key is None:
         names = ", ".join(contracts)
         out.print(f"\nExplain one: rankdeck config train.steps\nYour own code: {names}", style="dim")
@@ -43,7 +43,7 @@ def config(
     return 0
 
 
-def _short(key: ConfigKey) -> Text:
+def _key_line(key: ConfigKey) -> Text:
     from rankdeck.config.reference import describe
 
     owners = f"  ({', '.join(key.uses)})" if key.uses else ""
@@ -51,17 +51,17 @@ def _short(key: ConfigKey) -> Text:
     return line.append(owners, style="dim not bold")
 
 
-def _long(key: ConfigKey) -> Text:
+def _key_text(key: ConfigKey) -> Text:
     from rankdeck.config.reference import as_toml, example_of
 
-    lines = [_short(key), Text(f"  {key.field.text}")] if key.field.text else [_short(key)]
+    lines = [_key_line(key), Text(f"  {key.field.text}")] if key.field.text else [_key_line(key)]
     if key.field.choices and key.field.kind == "choice":
         lines.append(Text(f"  Choices: {', '.join(map(as_toml, key.field.choices))}"))
     lines.append(Text(f"  Example: {example_of(key)}\n", style="dim"))
     return Text("\n").join(lines)
 
 
-def _as_json(key: ConfigKey) -> dict[str, Any]:
+def _key_to_json(key: ConfigKey) -> dict[str, Any]:
     from rankdeck.config.reference import example_of, has_default
 
     field = key.field

@@ -12,12 +12,12 @@ import typer
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
-from rankdeck.cli.console import check_stdout, name_of, written
+from rankdeck.cli.console import is_stdout, output_name, output_path
 from rankdeck.cli.options import AsJson, RunName, find_race, find_run
 from rankdeck.cli.trust import Trust, check_trust
 
 if TYPE_CHECKING:
-    from rankdeck.rundir import RunDir
+    from rankdeck.run_dir import RunDir
 
 Attempt = Annotated[
     int | None,
@@ -41,19 +41,19 @@ def runs(
 
     A race is one row.
     """
-    from rankdeck import rundir
+    from rankdeck import run_dir
     from rankdeck.cli.summary import runs_table
-    from rankdeck.run.row import row_of
+    from rankdeck.run.row import row_json
     from rankdeck.run.row_index import RunRows
 
-    known, folder = RunRows(), rundir.default_runs_folder()
-    found = [known.info(run) for run in rundir.list_runs(folder)]
-    races = [known.info(race) for race in rundir.list_races(folder)]
+    known, folder = RunRows(), run_dir.default_runs_folder()
+    found = [known.info(run) for run in run_dir.list_runs(folder)]
+    races = [known.info(race) for race in run_dir.list_races(folder)]
     known.save()
     found = sorted([*found, *races], key=lambda info: info.name, reverse=True) if races else found
     shown = [info for info in found if everything or not info.labels.is_archived]
     if as_json:
-        console.as_json(list(map(row_of, shown)))
+        console.print_json(list(map(row_json, shown)))
     elif shown:
         out = console.out()
         out.print(runs_table(shown, out.width), soft_wrap=True)
@@ -78,9 +78,9 @@ def show(
     Prints losses, speed, and the memory of every device next to its prediction.
     """
     from rankdeck.cli.summary import print_report
-    from rankdeck.diagnose.findings import findings_of
-    from rankdeck.run.fold import read_fold
-    from rankdeck.run.summarising import summarise
+    from rankdeck.diagnose.findings import run_findings
+    from rankdeck.run.run_state import read_run_state
+    from rankdeck.run.summary_builder import summarize
 
     race = find_race(name) if attempt is None else None
     if race is not None:
@@ -90,20 +90,20 @@ def show(
     run = find_run(name)
     _check_attempt(run, attempt)
     if with_plan:
-        from rankdeck.run.prediction import to_predict
+        from rankdeck.run.prediction import config_to_predict
 
-        planned = to_predict(run)
+        planned = config_to_predict(run)
         if planned is not None:
             check_trust(run, planned, trust=trust)
-            from rankdeck.planner.accuracy import predict
+            from rankdeck.planner.accuracy import predict_run
 
-            predict(run)
-    fold = read_fold(run, attempt=attempt, curves=True)
-    summary = summarise(run, fold, attempt=attempt)
-    found = findings_of(run, fold, is_over=summary.outcome != "running")
+            predict_run(run)
+    fold = read_run_state(run, attempt=attempt, curves=True)
+    summary = summarize(run, fold, attempt=attempt)
+    found = run_findings(run, fold, is_over=summary.outcome != "running")
     summary = msgspec.structs.replace(summary, findings=list(found))
     if as_json:
-        console.as_json(summary.facts(), indent=2)
+        console.print_json(summary.facts(), indent=2)
     else:
         print_report(summary)
     return 0
@@ -129,42 +129,44 @@ def export(
     """Export the weights or metrics of a run to a file."""
     run = find_run(name)
     is_past = _check_attempt(run, attempt)
-    if check_stdout(file, as_json=as_json) and to is ExportFormat.TENSORBOARD:
+    if is_stdout(file, as_json=as_json) and to is ExportFormat.TENSORBOARD:
         raise ConfigError(
             phrase("What TensorBoard reads is a folder, which stdout cannot be."),
             code="usage",
             advice=phrase("Name a folder instead of -."),
         )
-    with written(file) as there:
+    with output_path(file) as there:
         if to is ExportFormat.SAFETENSORS:
-            step = _write_weights(run, there, attempt, is_past=is_past, trust=trust)
+            step = _write_weights(run, there, attempt, is_older=is_past, trust=trust)
             what = "the weights"
         else:
-            made, step, what = _write_figures(run, there, to, attempt), None, to.value
+            made, step, what = _write_metrics(run, there, to, attempt), None, to.value
             file = made if to is ExportFormat.TENSORBOARD else file
     which = f"which attempt {attempt} left" if is_past else "its newest checkpoint"
     after = "" if step is None else f" after step {step}, {which}"
-    console.err().print(f"{name_of(file)} holds {what} of {run.name}{after}.")
+    console.err().print(f"{output_name(file)} holds {what} of {run.name}{after}.")
     if as_json:
-        console.as_json({"file": str(file), "step": step})
+        console.print_json({"file": str(file), "step": step})
     return 0
 
 
-def _write_weights(run: RunDir, file: Path, attempt: int | None, *, is_past: bool, trust: bool) -> int | None:
+def _write_weights(
+    run: RunDir, file: Path, attempt: int | None, *, is_older: bool, trust: bool
+) -> int | None:
     """The step of the checkpoint that they are from; None where they are the run's final ones."""
     from rankdeck.run import export as exporting
-    from rankdeck.run.problems import script_of
+    from rankdeck.run.problems import read_script_config
 
-    if script_of(run) is None and (is_past or exporting.is_behind(run)):
+    if read_script_config(run) is None and (is_older or exporting.are_weights_outdated(run)):
         from rankdeck.config import load
 
-        check_trust(run, load(run.config_to_go_on_with), trust=trust)  # its model is built
-        from rankdeck.training.saving import export_saved
+        check_trust(run, load(run.config_to_resume), trust=trust)  # its model is built
+        from rankdeck.training.saving import export_checkpoint_weights
 
-        step = export_saved(run, file, attempt if is_past else None)
+        step = export_checkpoint_weights(run, file, attempt if is_older else None)
         if step is not None:
             return step
-        if is_past:
+        if is_older:
             raise ConfigError(
                 phrase(
                     "No whole checkpoint of what attempt {attempt} left is there any more.", attempt=attempt
@@ -173,20 +175,20 @@ def _write_weights(run: RunDir, file: Path, attempt: int | None, *, is_past: boo
                 path=str(run.checkpoints_folder),
                 advice=phrase("Leave --attempt out for the newest weights."),
             )
-    exporting.weights(run, file)
+    exporting.export_weights(run, file)
     return None
 
 
-def _write_figures(run: RunDir, file: Path, to: ExportFormat, attempt: int | None) -> Path:
+def _write_metrics(run: RunDir, file: Path, to: ExportFormat, attempt: int | None) -> Path:
     """The file that was written."""
     from rankdeck.run import export as exporting
 
     if to is ExportFormat.TENSORBOARD:
-        return exporting.tensorboard(run, file, attempt)
+        return exporting.export_tensorboard(run, file, attempt)
     write = {
-        ExportFormat.CSV: exporting.steps_csv,
-        ExportFormat.JSON: exporting.everything_json,
-        ExportFormat.TRACE: exporting.trace,
+        ExportFormat.CSV: exporting.export_csv,
+        ExportFormat.JSON: exporting.export_json,
+        ExportFormat.TRACE: exporting.export_trace,
     }[to]
     write(run, file, attempt)
     return file

@@ -2,7 +2,7 @@
 
 Stdout is the script's alone, and so are stdin, signals and the exit status; Rankdeck's words go to stderr:
 one line when the script begins, problems as they come, one line at its end. Read torchrun.py for its options,
-run_options.py for what becomes of them and staying.py for how the command stays with the script.
+run_options.py for what becomes of them and foreground.py for how the command stays with the script.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from rankdeck.config.script import ScriptConfig
 
 
-class Observe(enum.StrEnum):
+class ObserveLevel(enum.StrEnum):
     NONE = "none"
     LIGHT = "light"
     FULL = "full"
 
 
-_TORCHRUN = "As torchrun's"
-Words = Annotated[
+_TORCHRUN_PANEL = "As torchrun's"
+ScriptArguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="SCRIPT [ARGS]", hidden=True),
 ]
@@ -43,23 +43,25 @@ NprocPerNode = Annotated[
         "--nproc",
         metavar="N",
         help="Number of ranks, or gpu, cpu or auto. Default: 1.",
-        rich_help_panel=_TORCHRUN,
+        rich_help_panel=_TORCHRUN_PANEL,
     ),
 ]
 Module = Annotated[
     bool,
-    typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m.", rich_help_panel=_TORCHRUN),
+    typer.Option(
+        "-m", "--module", help="SCRIPT is a module, as for python -m.", rich_help_panel=_TORCHRUN_PANEL
+    ),
 ]
 NoPython = Annotated[
     bool,
     typer.Option(
-        "--no-python", help="SCRIPT is an executable, not a Python file.", rich_help_panel=_TORCHRUN
+        "--no-python", help="SCRIPT is an executable, not a Python file.", rich_help_panel=_TORCHRUN_PANEL
     ),
 ]
 Standalone = Annotated[
     bool,
     typer.Option(
-        "--standalone", help="Has no effect: runs are always standalone.", rich_help_panel=_TORCHRUN
+        "--standalone", help="Has no effect: runs are always standalone.", rich_help_panel=_TORCHRUN_PANEL
     ),
 ]
 MasterPort = Annotated[
@@ -69,18 +71,23 @@ MasterPort = Annotated[
         max=65535,
         metavar="PORT",
         help="Port of the store. Default: a free one.",
-        rich_help_panel=_TORCHRUN,
+        rich_help_panel=_TORCHRUN_PANEL,
     ),
 ]
 MaxRestarts = Annotated[
     int | None,
     typer.Option(
-        min=0, metavar="N", help="Restart all ranks up to N times if one fails.", rich_help_panel=_TORCHRUN
+        min=0,
+        metavar="N",
+        help="Restart all ranks up to N times if one fails.",
+        rich_help_panel=_TORCHRUN_PANEL,
     ),
 ]
 LogDir = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Folder for a copy of each rank's output.", rich_help_panel=_TORCHRUN),
+    typer.Option(
+        metavar="DIR", help="Folder for a copy of each rank's output.", rich_help_panel=_TORCHRUN_PANEL
+    ),
 ]
 Devices = Annotated[
     str | None,
@@ -92,8 +99,8 @@ Python = Annotated[
         metavar="PYTHON", help="Interpreter, or the folder of its environment. Default: found by rules."
     ),
 ]
-HowClosely = Annotated[
-    Observe | None, typer.Option(help="How closely to observe the script. Default: light.")
+ObserveOption = Annotated[
+    ObserveLevel | None, typer.Option(help="How closely to observe the script. Default: light.")
 ]
 Variables = Annotated[
     list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable for the script.")
@@ -110,7 +117,7 @@ Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs.
 
 
 def run(
-    words: Words = None,
+    words: ScriptArguments = None,
     nproc_per_node: NprocPerNode = None,
     module: Module = False,
     no_python: NoPython = False,
@@ -120,7 +127,7 @@ def run(
     log_dir: LogDir = None,
     devices: Devices = None,
     python: Python = None,
-    observe: HowClosely = None,
+    observe: ObserveOption = None,
     env: Variables = None,
     plain: Plain = False,
     entry: EntryName = None,
@@ -137,7 +144,7 @@ def run(
     from rankdeck.cli.run_options import RunOptions, script_config
 
     options = RunOptions(
-        words=words or (),
+        command=words or (),
         entry=entry,
         module=module,
         no_python=no_python,
@@ -157,12 +164,12 @@ def run(
     for note in chosen.notes:
         console.err().print(note, style="yellow", soft_wrap=True)
 
-    from rankdeck import rundir
-    from rankdeck.cli.staying import start_and_stay
+    from rankdeck import run_dir
+    from rankdeck.cli.foreground import start_and_wait
     from rankdeck.launch.start import start_script
 
-    start = partial(start_script, config, runs=rundir.runs_folder(runs))
-    return start_and_stay(start, program_text(config, chosen), detach=detach, as_json=as_json)
+    start = partial(start_script, config, runs=run_dir.runs_folder(runs))
+    return start_and_wait(start, program_text(config, chosen), detach=detach, as_json=as_json)
 
 
 def _current_folder() -> Path:
@@ -178,4 +185,4 @@ def program_text(config: ScriptConfig, chosen: ChosenPython) -> str:
     """Return what runs a script: its interpreter, or the program itself."""
     if config.script.kind == "program":
         return f"program: {config.script.run}"
-    return f"python: {chosen.in_words(os.environ)}"
+    return f"python: {chosen.describe(os.environ)}"

@@ -16,27 +16,27 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.home import expanded
-from rankdeck.base.names import LONGEST_NAME, checked_name
+from rankdeck.base.home import expand_home
+from rankdeck.base.names import MAX_NAME_LENGTH, validate_name
 from rankdeck.base.phrases import phrase
-from rankdeck.cli.torchrun import number_of_ranks
+from rankdeck.cli.torchrun import parse_num_ranks
 from rankdeck.config import folder_file, interpreters
 from rankdeck.config.devices import parse_devices
 from rankdeck.config.folder_file import FOLDER_FILE, FolderFile, ScriptEntry
 from rankdeck.config.interpreters import ChosenPython
-from rankdeck.config.script import ScriptConfig, ScriptTable, ranks_of
-from rankdeck.launch.torchrun import OWN_VARIABLES
+from rankdeck.config.script import ScriptConfig, ScriptTable, num_ranks_of
+from rankdeck.launch.torchrun import RANK_VARIABLES
 
-_STARTS_PYTHON = re.compile(r"python[\d.]*|torchrun")
+_PYTHON_PROGRAM = re.compile(r"python[\d.]*|torchrun")
 _LAUNCHERS = ("accelerate", "deepspeed", "lightning", "make")
-_OF_SHELLS = (".sh", ".bash", ".zsh")
+_SHELL_SUFFIXES = (".sh", ".bash", ".zsh")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What was typed. `words` are the script and its arguments, or, with `entry`, more arguments for it."""
+    """What was typed. `command` are the script and its arguments, or, with `entry`, more arguments for it."""
 
-    words: Sequence[str]
+    command: Sequence[str]
     entry: str | None = None
     module: bool = False
     no_python: bool = False
@@ -60,12 +60,12 @@ def script_config(
     Raises:
         ConfigError, DeviceError, MachineError: what is wrong with it, in words.
     """
-    file = folder_file.read(folder) if options.entry is not None else None
-    entry = _entry(options, file)
+    file = folder_file.read_folder_file(folder) if options.entry is not None else None
+    entry = _resolve_entry(options, file)
     devices = options.devices if options.devices is not None else entry.devices
-    ranks = ranks_of(devices, _ranks(options, entry, devices))
-    _check_script(entry, folder)
-    chosen = _python(options, entry, folder, file, environ)
+    ranks = num_ranks_of(devices, _resolve_num_ranks(options, entry, devices))
+    _check_script_exists(entry, folder)
+    chosen = _choose_python(options, entry, folder, file, environ)
     observe = options.observe if options.observe is not None else entry.observe
     restarts = options.max_restarts if options.max_restarts is not None else entry.max_restarts
     table: dict[str, object] = {
@@ -76,15 +76,17 @@ def script_config(
         "python": str(chosen.python),
         "python_source": chosen.source,
         "ranks": ranks,
-        "plain": _plain(options, entry, ranks),
-        "environment": _environment(options, entry, devices),
+        "plain": _resolve_plain(options, entry, ranks),
+        "environment": _merge_environment(options, entry, devices),
         "observe": observe or "light",
         "max_restarts": restarts or 0,
         "master_port": options.master_port,
-        "log_folder": None if options.log_dir is None else str(folder / expanded(options.log_dir)),
+        "log_folder": None if options.log_dir is None else str(folder / expand_home(options.log_dir)),
     }
-    _check_text({**table, "name": options.name})
-    name = checked_name(options.name or "") or options.entry or _name(entry, folder)[:LONGEST_NAME]
+    _check_utf8({**table, "name": options.name})
+    name = (
+        validate_name(options.name or "") or options.entry or _default_name(entry, folder)[:MAX_NAME_LENGTH]
+    )
     try:
         config = ScriptConfig(name=name, script=ScriptTable.model_validate(table), devices=devices)
     except ValidationError as error:
@@ -96,7 +98,7 @@ def script_config(
     return config, chosen
 
 
-def _entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
+def _resolve_entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
     """What is run: the entry with the words behind its own, or the words alone.
 
     Raises: ConfigError where neither names a script.
@@ -113,8 +115,8 @@ def _entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
                 advice=phrase("Leave -m and --no-python out; kind in {file} says it.", file=FOLDER_FILE),
             )
         entry = file.entry(options.entry or "")
-        return entry.model_copy(update={"args": [*entry.args, *options.words]})
-    if not options.words or not options.words[0]:
+        return entry.model_copy(update={"args": [*entry.args, *options.command]})
+    if not options.command or not options.command[0]:
         raise ConfigError(
             phrase("rankdeck run needs a script."),
             code="usage",
@@ -123,7 +125,7 @@ def _entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
                 "As in: rankdeck run train.py --lr 0.1. Options of Rankdeck come before the script."
             ),
         )
-    run, *args = options.words
+    run, *args = options.command
     if run == "-" and not options.module and not options.no_python:
         raise ConfigError(
             phrase("rankdeck run takes no script from stdin: what stands there is the script's own input."),
@@ -136,17 +138,17 @@ def _entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
     return ScriptEntry(run=run, kind="program" if options.no_python else "file", args=args)
 
 
-def _ranks(options: RunOptions, entry: ScriptEntry, devices: str | None) -> int | None:
+def _resolve_num_ranks(options: RunOptions, entry: ScriptEntry, devices: str | None) -> int | None:
     if options.nproc_per_node is None:
         # Devices that were typed say more than the number of ranks that was kept for others.
         return None if options.devices is not None and options.devices.startswith("cpu") else entry.ranks
     selection = None if devices is None else parse_devices(devices)
     if selection is not None and selection.kind == "cpu" and not options.nproc_per_node.isdecimal():
         return selection.count
-    return number_of_ranks(options.nproc_per_node, selection.gpus if selection is not None else None)
+    return parse_num_ranks(options.nproc_per_node, selection.gpus if selection is not None else None)
 
 
-def _plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
+def _resolve_plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
     """Raises: ConfigError for several ranks, which nothing but torchrun's variables could tell apart."""
     if options.plain and ranks > 1:
         raise ConfigError(
@@ -158,7 +160,7 @@ def _plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
     return ranks == 1 and (options.plain or entry.plain)
 
 
-def _check_text(table: Mapping[str, Any]) -> None:
+def _check_utf8(table: Mapping[str, Any]) -> None:
     """Raises: ConfigError for what a file of text cannot keep: a name or an argument that is not UTF-8."""
     variables = [text for pair in table["environment"].items() for text in pair]
     for text in (*table["args"], *variables, *(text for text in table.values() if isinstance(text, str))):
@@ -175,19 +177,19 @@ def _check_text(table: Mapping[str, Any]) -> None:
             ) from None
 
 
-def _check_script(entry: ScriptEntry, folder: Path) -> None:
+def _check_script_exists(entry: ScriptEntry, folder: Path) -> None:
     """Raises: ConfigError where the script's file is not there, with what may have been meant."""
     if entry.kind != "file":
         return
     is_there = _exists(folder / entry.run)
-    _check_is_python(entry, is_there=is_there)
+    _check_is_python_script(entry, exists=is_there)
     if is_there:
         return
     from rankdeck.config import presets, script
 
-    scripts = [found.name for found in script.scripts_in(folder)]
+    scripts = [found.name for found in script.find_scripts(folder)]
     close = difflib.get_close_matches(entry.run, scripts, n=1, cutoff=0.5)
-    if presets.find(entry.run) is not None:
+    if presets.find_preset(entry.run) is not None:
         advice = phrase("A preset is trained with: rankdeck train {preset}", preset=entry.run)
     elif close:
         advice = phrase('Did you mean "{word}"?', word=close[0])
@@ -203,15 +205,15 @@ def _check_script(entry: ScriptEntry, folder: Path) -> None:
     )
 
 
-def _check_is_python(entry: ScriptEntry, *, is_there: bool) -> None:
+def _check_is_python_script(entry: ScriptEntry, *, exists: bool) -> None:
     """Raises: ConfigError where python or torchrun was written too, or the script is not Python's."""
     program = Path(entry.run).name
     script = entry.args[0] if entry.args else "train.py"
-    if _STARTS_PYTHON.fullmatch(program):
+    if _PYTHON_PROGRAM.fullmatch(program):
         advice = phrase("Leave it out, as in: rankdeck run {script}", script=script)
-    elif is_there and program.endswith(_OF_SHELLS):
+    elif exists and program.endswith(_SHELL_SUFFIXES):
         advice = phrase("Run it as a program: rankdeck run --no-python bash {script}", script=entry.run)
-    elif not is_there and program in _LAUNCHERS:
+    elif not exists and program in _LAUNCHERS:
         advice = phrase("Run it as a program: rankdeck run --no-python {program} ...", program=program)
     else:
         return
@@ -230,7 +232,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _python(
+def _choose_python(
     options: RunOptions,
     entry: ScriptEntry,
     folder: Path,
@@ -246,19 +248,19 @@ def _python(
     if options.python is None and from_file is None:
         for of_folder in folders:
             if of_folder != folder or file is None:
-                read.append(folder_file.read(of_folder))
+                read.append(folder_file.read_folder_file(of_folder))
             from_file = read[-1].python
             if from_file is not None:
                 break
-    chosen = interpreters.choose(
+    chosen = interpreters.choose_python(
         options.python, folders=folders, environ=environ, from_file=from_file, from_file_folder=of_folder
     )
     interpreters.check_is_python(chosen)
-    notes = [note for found in read if (note := found.note(besides=options.entry)) is not None]
+    notes = [note for found in read if (note := found.entry_warning(except_entry=options.entry)) is not None]
     return replace(chosen, notes=(*chosen.notes, *notes))
 
 
-def _environment(options: RunOptions, entry: ScriptEntry, devices: str | None) -> dict[str, str]:
+def _merge_environment(options: RunOptions, entry: ScriptEntry, devices: str | None) -> dict[str, str]:
     """The entry's variables and those that were typed.
 
     Raises: ConfigError for what is not NAME=VALUE, and for what a run sets itself.
@@ -276,7 +278,7 @@ def _environment(options: RunOptions, entry: ScriptEntry, devices: str | None) -
         found[name] = value
     is_plain = options.plain or entry.plain
     ours = {
-        **({} if is_plain else OWN_VARIABLES),
+        **({} if is_plain else RANK_VARIABLES),
         **({"CUDA_VISIBLE_DEVICES": "--devices"} if devices is not None else {}),
     }
     for name in sorted(found.keys() & ours.keys()):
@@ -291,7 +293,7 @@ def _environment(options: RunOptions, entry: ScriptEntry, devices: str | None) -
     return found
 
 
-def _name(entry: ScriptEntry, folder: Path) -> str:
+def _default_name(entry: ScriptEntry, folder: Path) -> str:
     """What the run is called: train for train.py and for pkg.train, and for a folder its own name."""
     if entry.kind == "module":
         return entry.run.rpartition(".")[2] or entry.run

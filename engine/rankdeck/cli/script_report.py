@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from rankdeck.base.units import format_bytes, format_count
-from rankdeck.cli.words import UNKNOWN, empty_table, one_line
+from rankdeck.cli.formatting import UNKNOWN, empty_table, one_line
 from rankdeck.run.summary import MetricSummary, ObservedScript, RunSummary
 
-_MOST_METRICS = 40
-_LONGEST_NAME = 60
+_MAX_METRICS = 40
+_MAX_NAME_LENGTH = 60
 
 
-def what(summary: RunSummary) -> str:
+def script_heading(summary: RunSummary) -> str:
     """'train.py  DistributedDataParallel (observed) on 2 ranks'"""
     script, observed = summary.script, summary.observed
     words = [one_line(script.run) if script else "a script"]
@@ -31,7 +31,7 @@ def what(summary: RunSummary) -> str:
     return " ".join(words)
 
 
-def started(summary: RunSummary) -> Iterable[tuple[str, str]]:
+def launch_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
     """How the script was started, and how it ended."""
     script = summary.script
     if script:
@@ -43,35 +43,36 @@ def started(summary: RunSummary) -> Iterable[tuple[str, str]]:
         yield "exit status", str(summary.script_status)
 
 
-def seen(summary: RunSummary) -> Iterable[tuple[str, str]]:
+def observed_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
     """What the observer saw besides steps and memory."""
     observed = summary.observed
     if summary.wait_share is not None:
         yield "loader wait", f"{summary.wait_share:.0%} of a step".replace("%", " %")
     if observed:
-        yield from _set_up(observed)
+        yield from _setup_rows(observed)
     for rank in summary.collectives or ():
         calls = ", ".join(
-            f"{one_line(name)} {format_count(count)}x{_size(rank.num_bytes.get(name))}"
+            f"{one_line(name)} {format_count(count)}x{_bytes_suffix(rank.num_bytes.get(name))}"
             for name, count in rank.calls.items()
         )
         yield f"rank {rank.rank} called", calls
 
 
-def _set_up(observed: ObservedScript) -> Iterable[tuple[str, str]]:
+def _setup_rows(observed: ObservedScript) -> Iterable[tuple[str, str]]:
     if observed.model:
         size = observed.num_parameters
         yield (
             "model",
-            _class(observed.model) + (f", {format_count(size)} parameters" if size is not None else ""),
+            _class_name(observed.model) + (f", {format_count(size)} parameters" if size is not None else ""),
         )
     if observed.optimizer:
-        yield "optimizer", _class(observed.optimizer)
+        yield "optimizer", _class_name(observed.optimizer)
     if observed.dataset:
         number = observed.num_samples
         yield (
             "data",
-            _class(observed.dataset) + (f", {format_count(number)} samples" if number is not None else ""),
+            _class_name(observed.dataset)
+            + (f", {format_count(number)} samples" if number is not None else ""),
         )
     batch = [
         f"{observed.batch} samples" if observed.batch is not None else "",
@@ -87,7 +88,7 @@ def _set_up(observed: ObservedScript) -> Iterable[tuple[str, str]]:
         yield "versions", one_line(", ".join(versions), 1_000)
 
 
-def notes(summary: RunSummary) -> Iterable[tuple[str, str]]:
+def note_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
     return (("note", one_line(words, 1_000)) for words in summary.notes)
 
 
@@ -99,19 +100,19 @@ def print_metrics(out: Console, metrics: Mapping[str, MetricSummary]) -> None:
     table = empty_table()
     for heading in ("", "last", "step", "values", "through"):
         table.add_column(heading, justify="right" if heading in ("last", "step", "values") else "left")
-    for name, told in list(metrics.items())[:_MOST_METRICS]:
+    for name, told in list(metrics.items())[:_MAX_METRICS]:
         last = UNKNOWN if told.last is None else f"{told.last:.6g}"
         step = UNKNOWN if told.step is None else str(told.step)
-        label, through = one_line(name, _LONGEST_NAME), one_line(told.through)
+        label, through = one_line(name, _MAX_NAME_LENGTH), one_line(told.through)
         table.add_row(Text(label), last, step, str(told.count), Text(through))
     out.print(table)
-    if len(metrics) > _MOST_METRICS:
-        out.print(f"and {len(metrics) - _MOST_METRICS} more names: show --json", style="dim", soft_wrap=True)
+    if len(metrics) > _MAX_METRICS:
+        out.print(f"and {len(metrics) - _MAX_METRICS} more names: show --json", style="dim", soft_wrap=True)
 
 
-def _class(path: str) -> str:
+def _class_name(path: str) -> str:
     return one_line(path.rpartition(":")[2])
 
 
-def _size(num_bytes: int | None) -> str:
+def _bytes_suffix(num_bytes: int | None) -> str:
     return f" ({format_bytes(num_bytes)})" if num_bytes else ""

@@ -21,12 +21,12 @@ def serve(
             code="usage",
             advice=phrase("From there: rankdeck --host NAME devices"),
         )
-    from rankdeck.remote.serving import Serving
+    from rankdeck.remote.host_server import HostServer
 
     # Whatever else writes to stdout must not come between two messages.
     write_end = os.dup(1)
     os.dup2(2, 1)
-    Serving(0, write_end).run()
+    HostServer(0, write_end).run()
     return 0
 
 
@@ -44,10 +44,10 @@ def meet(
     from rankdeck.doctor import probe_hosts
 
     if reach:
-        probe_hosts.reach([_place(text) for text in reach.split(",")])
+        probe_hosts.probe_endpoints([_parse_address(text) for text in reach.split(",")])
         return 0
     try:
-        probe_hosts.meet(address, number, hosts, _place(store) if store else None)
+        probe_hosts.run_host_probe(address, number, hosts, _parse_address(store) if store else None)
     except OSError as error:
         why = error.strerror or error
         raise MachineError(
@@ -56,7 +56,7 @@ def meet(
     return 0
 
 
-def _place(text: str) -> tuple[str, int]:
+def _parse_address(text: str) -> tuple[str, int]:
     address, _, port = text.rpartition(":")
     if not address or not port.isascii() or not port.isdigit():
         raise ConfigError(phrase("{place} is no place to join.", place=repr(text[:100])), code="place")

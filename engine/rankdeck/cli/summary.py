@@ -17,29 +17,29 @@ from rich.text import Text
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes, format_duration, format_setting
 from rankdeck.cli import console, script_report
-from rankdeck.cli.words import (
+from rankdeck.cli.formatting import (
     KIND_LABELS,
     UNKNOWN,
     empty_table,
-    imbalance_in_words,
-    kinds_in_words,
-    loss_in_words,
-    losses_in_words,
-    lost_in_words,
+    imbalance_text,
+    kinds_text,
+    loss_range_text,
+    loss_text,
+    non_finite_loss_text,
     one_line,
-    size_in_words,
+    size_text,
 )
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.events import MEMORY_KINDS, UNATTRIBUTED
 from rankdeck.run.anatomy import SIMULATED_TIME
-from rankdeck.run.breakdown import highest_of
-from rankdeck.run.row import EVENTS_LOST, RunInfo, state_of
+from rankdeck.run.breakdown import peak_coverage_text
+from rankdeck.run.row import EVENTS_LOST_TEXT, RunInfo, outcome_label
 from rankdeck.run.summary import CommSummary, DeviceSummary, RunSummary, SampledStep, StepSeconds
 
-_LEAST_CALLED = 12
+_MIN_TITLE_WIDTH = 12
 _STYLES = {
     "completed": "green",
-    EVENTS_LOST: "yellow",
+    EVENTS_LOST_TEXT: "yellow",
     "running": "cyan",
     "failed": "bold red",
     "lost": "bold red",
@@ -52,22 +52,22 @@ def print_summary(summary: RunSummary, *, num_shown: int) -> None:
     that have been shown already."""
     out = console.out()
     out.print(_outcome_line(summary))
-    pairs = list(_figures(summary))
+    pairs = list(_metric_rows(summary))
     for device in summary.devices:
         if device.peak_bytes is not None:
-            kinds = kinds_in_words(device.peak_by_kind or {})
+            kinds = kinds_text(device.peak_by_kind or {})
             peak = f"peak {format_bytes(device.peak_bytes)}" + (f" ({kinds})" if kinds else "")
             pairs.append((f"device {device.device}", peak))
         elif device.live_bytes is not None:
-            kinds = kinds_in_words(device.live_by_kind or {})
+            kinds = kinds_text(device.live_by_kind or {})
             held = f"{format_bytes(device.live_bytes)} {device.memory_source}"
             pairs.append((f"device {device.device}", held + (f" ({kinds})" if kinds else "")))
-    pairs.extend(_known_words(summary))
+    pairs.extend(_peak_rows(summary))
     if summary.imbalance:
-        pairs.append(("imbalance", imbalance_in_words(summary.imbalance)))
+        pairs.append(("imbalance", imbalance_text(summary.imbalance)))
     if summary.verified:
         pairs.append(("one device", summary.verified.text))
-    pairs.extend(script_report.notes(summary))
+    pairs.extend(script_report.note_rows(summary))
     pairs.append(("run", summary.path))
     _print_pairs(out, pairs)
     _print_problems(summary.problems[num_shown:])
@@ -78,19 +78,23 @@ def print_report(summary: RunSummary) -> None:
     out = console.out()
     out.print(Text(one_line(summary.title), style="bold"))
     out.print(_outcome_line(summary))
-    pairs = [*script_report.started(summary), *_figures(summary), *script_report.seen(summary)]
+    pairs = [
+        *script_report.launch_rows(summary),
+        *_metric_rows(summary),
+        *script_report.observed_rows(summary),
+    ]
     if summary.imbalance:
-        pairs.append(("imbalance", imbalance_in_words(summary.imbalance)))
+        pairs.append(("imbalance", imbalance_text(summary.imbalance)))
     if summary.verified:
         pairs.append(("one device", summary.verified.text))
     if summary.comm:
-        sent = ", ".join(map(size_in_words, summary.comm.sent_bytes_per_step))
+        sent = ", ".join(map(size_text, summary.comm.sent_bytes_per_step))
         pairs.append(("sent per step", f"{summary.comm.algorithm}: {sent}"))
-        pairs.extend(_sync_words(summary.comm))
-    pairs.extend(_pipeline_words(summary))
-    pairs.extend(_known_words(summary))
-    pairs.extend(_anatomy_words(summary.anatomy))
-    pairs.extend(script_report.notes(summary))
+        pairs.extend(_sync_rows(summary.comm))
+    pairs.extend(_pipeline_rows(summary))
+    pairs.extend(_peak_rows(summary))
+    pairs.extend(_anatomy_rows(summary.anatomy))
+    pairs.extend(script_report.note_rows(summary))
     pairs.append(("run", summary.path))
     if summary.weights:
         pairs.append(("weights", summary.weights))
@@ -98,31 +102,31 @@ def print_report(summary: RunSummary) -> None:
     source = f", {summary.source}" if summary.source else ""
     if any(device.peak_bytes is not None for device in summary.devices):
         out.print(f"\nmemory at each device's peak{source}", style="dim", soft_wrap=True)
-        out.print(_devices_table(summary.devices, of_peaks=True))
+        out.print(_devices_table(summary.devices, at_peak=True))
     elif any(device.live_bytes is not None for device in summary.devices):
         out.print(f"\nmemory{source}", style="dim", soft_wrap=True)
-        out.print(_devices_table(summary.devices, of_peaks=False))
+        out.print(_devices_table(summary.devices, at_peak=False))
     script_report.print_metrics(out, summary.metrics)
     _print_problems([*summary.problems, *(summary.findings or [])])
 
 
 def _print_problems(problems: Iterable[Problem]) -> None:
     for problem in problems:
-        console.problem(problem)
+        console.print_problem(problem)
 
 
 def _outcome_line(summary: RunSummary) -> Text:
     outcome = summary.outcome
     planned = summary.steps_planned
-    lost = lost_in_words(summary)
-    state = state_of(outcome, summary.reason)
+    lost = non_finite_loss_text(summary)
+    state = outcome_label(outcome, summary.reason)
     words = Text(state, style="yellow" if lost and outcome == "completed" else _STYLES.get(state, ""))
     words.append(f", {lost}" if lost else "")
     words.append(f"  {summary.steps}{f'/{planned}' if planned else ''} steps", style="default not bold")
     if summary.strategy:
-        words.append(f"  {_strategy_words(summary)}", style="default not bold")
+        words.append(f"  {_strategy_text(summary)}", style="default not bold")
     elif summary.script or summary.observed:
-        words.append(f"  {script_report.what(summary)}", style="default not bold")
+        words.append(f"  {script_report.script_heading(summary)}", style="default not bold")
     if summary.source:
         words.append(f"  {summary.source}", style="dim not bold")
     if summary.pace == "simulated":
@@ -135,49 +139,52 @@ def outcome_style(outcome: str) -> str:
     return _STYLES.get(outcome, "")
 
 
-def _strategy_words(summary: RunSummary) -> str:
+def _strategy_text(summary: RunSummary) -> str:
     """'dp (parallel_loss = true) on 4 devices': options that are not the default ones are named."""
     card = STRATEGIES.get(summary.strategy or "")
-    changed = card.changed(summary.options) if card else summary.options
+    changed = card.non_default_options(summary.options) if card else summary.options
     options = f" ({', '.join(itertools.starmap(format_setting, changed.items()))})" if changed else ""
     num_devices = len(summary.devices)
     where = f" on {num_devices} device{'s' if num_devices > 1 else ''}" if num_devices else ""
     return f"{summary.strategy}{options}{where}"
 
 
-def _figures(summary: RunSummary) -> Iterable[tuple[str, str]]:
+def _metric_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
     loss = summary.loss
     if loss.first is not None:
-        yield "loss", losses_in_words(summary)
+        yield "loss", loss_range_text(summary)
     evaluation = summary.evaluation
     if evaluation:
         accuracy = evaluation.accuracy
-        words = loss_in_words(evaluation.loss)
-        yield "held-out loss", words + (f", accuracy {_percent(accuracy, 2)}" if accuracy is not None else "")
+        words = loss_text(evaluation.loss)
+        yield (
+            "held-out loss",
+            words + (f", accuracy {_format_percent(accuracy, 2)}" if accuracy is not None else ""),
+        )
     if scaling := summary.loss_scaling:
         yield "loss scale", f"{scaling.scale:g}, steps left out: {scaling.num_left_out}"
     if summary.data is not None and (left_out := summary.data.text()):
         yield "data", left_out
     if summary.samples_per_s is not None:
-        yield "speed", f"{summary.samples_per_s:.1f} samples/s{_step_words(summary.step_s)}"
+        yield "speed", f"{summary.samples_per_s:.1f} samples/s{_step_time_text(summary.step_s)}"
     elif summary.steps_per_s is not None:
-        yield "speed", f"{summary.steps_per_s:.1f} steps/s{_step_words(summary.step_s)}"
+        yield "speed", f"{summary.steps_per_s:.1f} steps/s{_step_time_text(summary.step_s)}"
     if summary.first_step_s is not None:
         yield "first step", f"after {summary.first_step_s:.1f} s"
 
 
-def _step_words(step_s: StepSeconds) -> str:
+def _step_time_text(step_s: StepSeconds) -> str:
     if step_s.median is None or step_s.p99 is None:
         return ""
     return f", step {step_s.median * 1000:.1f} ms (p99 {step_s.p99 * 1000:.1f} ms)"
 
 
-def _known_words(summary: RunSummary) -> Iterable[tuple[str, str]]:
+def _peak_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
     """Which steps a rehearsal's peaks are of, and whether they stay within the capacity that it pretends."""
     sampled = [device.sampled_steps for device in summary.devices if device.sampled_steps]
     if not sampled:
         return
-    known = highest_of(min(sampled), summary.steps_measured)
+    known = peak_coverage_text(min(sampled), summary.steps_measured)
     yield "peaks are", known
     limits = [(device, size) for device in summary.devices if (size := device.total_bytes) is not None]
     if limits:
@@ -186,17 +193,19 @@ def _known_words(summary: RunSummary) -> Iterable[tuple[str, str]]:
         yield "capacity", f"{format_bytes(max(size for _, size in limits))}, {held}"
 
 
-def _sync_words(comm: CommSummary) -> Iterable[tuple[str, str]]:
+def _sync_rows(comm: CommSummary) -> Iterable[tuple[str, str]]:
     """How long gradients take to meet, and how much of it backward hides, of the slowest rank."""
     pairs = zip(comm.sync_s, comm.overlapped_s, strict=True)
     known = [(sync_s, overlapped_s) for sync_s, overlapped_s in pairs if sync_s is not None]
     if known:
         sync_s, overlapped_s = max(known, key=lambda pair: pair[0])
-        hidden = "" if overlapped_s is None else f", {_milliseconds(overlapped_s)} of it under backward"
-        yield "gradient sync", f"{_milliseconds(sync_s)} a step on the slowest rank{hidden}"
+        hidden = (
+            "" if overlapped_s is None else f", {_format_milliseconds(overlapped_s)} of it under backward"
+        )
+        yield "gradient sync", f"{_format_milliseconds(sync_s)} a step on the slowest rank{hidden}"
 
 
-def _pipeline_words(summary: RunSummary) -> Iterable[tuple[str, str]]:
+def _pipeline_rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
     bubble, ranks = summary.bubble, summary.pipeline
     if bubble:
         theory = "" if bubble.theory is None else f", {bubble.theory:.3f} in theory"
@@ -206,42 +215,42 @@ def _pipeline_words(summary: RunSummary) -> Iterable[tuple[str, str]]:
     if ranks:
         yield "in flight", f"{', '.join(str(rank.in_flight) for rank in ranks)} microbatches by rank"
         if any(rank.weight_versions is not None for rank in ranks):
-            yield "weight versions", ", ".join(_count(rank.weight_versions) for rank in ranks)
-            yield "staleness", f"{', '.join(_count(rank.staleness) for rank in ranks)} updates"
+            yield "weight versions", ", ".join(_format_count(rank.weight_versions) for rank in ranks)
+            yield "staleness", f"{', '.join(_format_count(rank.staleness) for rank in ranks)} updates"
 
 
-def _anatomy_words(anatomy: SampledStep | None) -> Iterable[tuple[str, str]]:
+def _anatomy_rows(anatomy: SampledStep | None) -> Iterable[tuple[str, str]]:
     """The longest phases of the lead device in the last sampled step."""
     if anatomy:
         lead = anatomy.devices[0].seconds_by_phase
         longest = sorted(lead.items(), key=lambda item: -item[1])[:6]
-        words = ", ".join(f"{name} {_milliseconds(seconds)}" for name, seconds in longest)
+        words = ", ".join(f"{name} {_format_milliseconds(seconds)}" for name, seconds in longest)
         simulated = f" ({SIMULATED_TIME})" if anatomy.simulated else ""
         yield f"step {anatomy.step}", f"device {anatomy.devices[0].device}: {words}{simulated}"
 
 
-def _milliseconds(seconds: float) -> str:
+def _format_milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.{0 if seconds >= 0.1 else 2}f} ms"
 
 
-def _devices_table(devices: Sequence[DeviceSummary], *, of_peaks: bool) -> Table:
+def _devices_table(devices: Sequence[DeviceSummary], *, at_peak: bool) -> Table:
     """Bytes by kind at the peak, or as they were live last, one column per device: kinds are many, devices
     few."""
     table = empty_table()
     table.add_column("")
     for device in devices:
         table.add_column(f"{device.device} {device.name or ''}".rstrip(), justify="right")
-    by_kind = [(device.peak_by_kind if of_peaks else device.live_by_kind) or {} for device in devices]
+    by_kind = [(device.peak_by_kind if at_peak else device.live_by_kind) or {} for device in devices]
     for kind in (*MEMORY_KINDS, UNATTRIBUTED):
         if any(held.get(kind) for held in by_kind):
-            table.add_row(KIND_LABELS[kind], *(size_in_words(held.get(kind)) for held in by_kind))
-    totals = [device.peak_bytes if of_peaks else device.live_bytes for device in devices]
-    table.add_row("peak" if of_peaks else "together", *map(size_in_words, totals), style="bold")
+            table.add_row(KIND_LABELS[kind], *(size_text(held.get(kind)) for held in by_kind))
+    totals = [device.peak_bytes if at_peak else device.live_bytes for device in devices]
+    table.add_row("peak" if at_peak else "together", *map(size_text, totals), style="bold")
     if any(device.predicted_peak_bytes for device in devices):
-        table.add_row("predicted", *(size_in_words(device.predicted_peak_bytes) for device in devices))
-        table.add_row("error (+: predicted above)", *map(_error, devices), style="dim")
+        table.add_row("predicted", *(size_text(device.predicted_peak_bytes) for device in devices))
+        table.add_row("error (+: predicted above)", *map(_prediction_error, devices), style="dim")
     if any(device.utilisation_mean is not None for device in devices):
-        table.add_row("busy", *(_percent(device.utilisation_mean) for device in devices))
+        table.add_row("busy", *(_format_percent(device.utilisation_mean) for device in devices))
     return table
 
 
@@ -253,10 +262,10 @@ def runs_table(runs: Sequence[RunInfo], width: int) -> Text:
     lines = [("run", "called", "outcome", "strategy", "steps", "started"), *map(_run_cells, runs)]
     widths = [max(cell_len(line[at]) for line in lines) for at in range(6)]
     room = width - sum(widths) - 2 * (len(widths) - 1)
-    widths[1] = max(widths[1] + min(room, 0), _LEAST_CALLED)
+    widths[1] = max(widths[1] + min(room, 0), _MIN_TITLE_WIDTH)
     table = Text()
     for number, line in enumerate(lines):
-        cells = [_fitted(cell, widths[at], is_right=at == 4) for at, cell in enumerate(line[:-1])]
+        cells = [_fit_width(cell, widths[at], align_right=at == 4) for at, cell in enumerate(line[:-1])]
         before, after = "  ".join([*cells[:2], ""]), "  ".join(["", *cells[3:], line[-1]])
         is_head, end = number == 0, "\n" if number + 1 < len(lines) else ""
         table.append(before, "dim" if is_head else "")
@@ -275,10 +284,10 @@ def _run_cells(info: RunInfo) -> tuple[str, ...]:
     return info.name, called, info.state, use, steps, ago
 
 
-def _fitted(text: str, width: int, *, is_right: bool) -> str:
+def _fit_width(text: str, width: int, *, align_right: bool) -> str:
     if cell_len(text) > width:
         return set_cell_size(text, width - 1) + "…"
-    return " " * (width - cell_len(text)) + text if is_right else set_cell_size(text, width)
+    return " " * (width - cell_len(text)) + text if align_right else set_cell_size(text, width)
 
 
 def _print_pairs(out: Console, pairs: Sequence[tuple[str, str]]) -> None:
@@ -290,14 +299,14 @@ def _print_pairs(out: Console, pairs: Sequence[tuple[str, str]]) -> None:
         )
 
 
-def _percent(share: float | None, digits: int = 0) -> str:
+def _format_percent(share: float | None, digits: int = 0) -> str:
     return UNKNOWN if share is None else f"{share * 100:.{digits}f} %"
 
 
-def _error(device: DeviceSummary) -> str:
+def _prediction_error(device: DeviceSummary) -> str:
     predicted, measured = device.predicted_peak_bytes, device.peak_bytes
     return f"{(predicted / measured - 1) * 100:+.2f} %" if predicted and measured else UNKNOWN
 
 
-def _count(count: int | None) -> str:
+def _format_count(count: int | None) -> str:
     return UNKNOWN if count is None else str(count)

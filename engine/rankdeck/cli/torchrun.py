@@ -13,53 +13,53 @@ from typing import Any
 from typer.core import TyperCommand
 
 from rankdeck.base.errors import ConfigError, DeviceError, MachineError, Problem
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase, tr_noop
 
-_HOSTS = marked(
+_MULTI_HOST_ADVICE = tr_noop(
     "Runs of several hosts are not there yet: leave it out for a run on this machine, or use torchrun."
 )
-_LOGS = marked("Leave it out: every rank's output is shown, and kept in the run's logs.")
-_OTHER = marked("Leave it out, or use torchrun for this run.")
-_LOCAL = ("localhost", "127.0.0.1", "::1", "[::1]", "[0:0:0:0:0:0:0:1]")
+_LOGS_ADVICE = tr_noop("Leave it out: every rank's output is shown, and kept in the run's logs.")
+_OTHER_ADVICE = tr_noop("Leave it out, or use torchrun for this run.")
+_LOCAL_ADDRESSES = ("localhost", "127.0.0.1", "::1", "[::1]", "[0:0:0:0:0:0:0:1]")
 
 
-def _is_one(value: str) -> bool:
+def _is_single_node(value: str) -> bool:
     return value in ("1", "1:1")
 
 
-def _never(value: str) -> bool:
+def _is_never_supported(value: str) -> bool:
     return False
 
 
-REFUSED: dict[str, tuple[Callable[[str], bool], str]] = {
-    "--nnodes": (_is_one, _HOSTS),
-    "--node-rank": (lambda value: value == "0", _HOSTS),
-    "--rdzv-backend": (_never, _HOSTS),
-    "--rdzv-endpoint": (_never, _HOSTS),
-    "--rdzv-id": (_never, _HOSTS),
-    "--rdzv-conf": (_never, _HOSTS),
-    "--master-addr": (_LOCAL.__contains__, _HOSTS),
-    "--local-addr": (_LOCAL.__contains__, _HOSTS),
-    "--role": (lambda value: value == "default", _OTHER),
-    "--redirects": (lambda value: value == "0", _LOGS),
-    "-r": (lambda value: value == "0", _LOGS),
-    "--local-ranks-filter": (_never, _LOGS),
-    "--duplicate-stdout-filters": (_never, _LOGS),
-    "--duplicate-stderr-filters": (_never, _LOGS),
-    "--logs-specs": (_never, _LOGS),
-    "--event-log-handler": (lambda value: value == "null", _OTHER),
-    "--numa-binding": (_never, _OTHER),
+UNSUPPORTED_OPTIONS: dict[str, tuple[Callable[[str], bool], str]] = {
+    "--nnodes": (_is_single_node, _MULTI_HOST_ADVICE),
+    "--node-rank": (lambda value: value == "0", _MULTI_HOST_ADVICE),
+    "--rdzv-backend": (_is_never_supported, _MULTI_HOST_ADVICE),
+    "--rdzv-endpoint": (_is_never_supported, _MULTI_HOST_ADVICE),
+    "--rdzv-id": (_is_never_supported, _MULTI_HOST_ADVICE),
+    "--rdzv-conf": (_is_never_supported, _MULTI_HOST_ADVICE),
+    "--master-addr": (_LOCAL_ADDRESSES.__contains__, _MULTI_HOST_ADVICE),
+    "--local-addr": (_LOCAL_ADDRESSES.__contains__, _MULTI_HOST_ADVICE),
+    "--role": (lambda value: value == "default", _OTHER_ADVICE),
+    "--redirects": (lambda value: value == "0", _LOGS_ADVICE),
+    "-r": (lambda value: value == "0", _LOGS_ADVICE),
+    "--local-ranks-filter": (_is_never_supported, _LOGS_ADVICE),
+    "--duplicate-stdout-filters": (_is_never_supported, _LOGS_ADVICE),
+    "--duplicate-stderr-filters": (_is_never_supported, _LOGS_ADVICE),
+    "--logs-specs": (_is_never_supported, _LOGS_ADVICE),
+    "--event-log-handler": (lambda value: value == "null", _OTHER_ADVICE),
+    "--numa-binding": (_is_never_supported, _OTHER_ADVICE),
     "--shutdown-timeout": (
-        _never,
-        marked("Leave it out: a stop gives ranks 30 s, and rankdeck stop --now none."),
+        _is_never_supported,
+        tr_noop("Leave it out: a stop gives ranks 30 s, and rankdeck stop --now none."),
     ),
 }
 """Options with a value: which of their values mean what happens anyway, and what to do about the others."""
-WITHOUT_EFFECT = ("--tee", "-t", "--monitor-interval", "--start-method", "--signals-to-handle")
+IGNORED_OPTIONS = ("--tee", "-t", "--monitor-interval", "--start-method", "--signals-to-handle")
 """Options with a value whose every value means what happens anyway, or nothing for processes of their own."""
-REFUSED_FLAGS = {
-    "--run-path": marked("Leave it out: python FILE is what runs."),
-    "--virtual-local-rank": _OTHER,
+UNSUPPORTED_FLAGS = {
+    "--run-path": tr_noop("Leave it out: python FILE is what runs."),
+    "--virtual-local-rank": _OTHER_ADVICE,
 }
 
 
@@ -67,8 +67,8 @@ class ScriptCommand(TyperCommand):
     """A command that takes torchrun's options beside its own, and leaves the script's alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        ours, theirs = split(args, self.values())
-        left, problems = _without_torchrun(ours)
+        ours, theirs = split_script_arguments(args, self.value_options())
+        left, problems = _remove_torchrun_options(ours)
         if problems:
             raise ConfigError(problems[0].message, problems=problems)
         # With "--" in between, nothing of the script's is taken for an option.
@@ -87,15 +87,15 @@ class ScriptCommand(TyperCommand):
                 ),
             ) from None
 
-    def values(self) -> set[str]:
+    def value_options(self) -> set[str]:
         """Options that a value follows."""
         own = (parameter for parameter in self.params if parameter.param_type_name == "option")
         return {name for option in own if not getattr(option, "is_flag", False) for name in option.opts}
 
 
-def split(words: Sequence[str], with_value: set[str]) -> tuple[list[str], list[str]]:
+def split_script_arguments(words: Sequence[str], with_value: set[str]) -> tuple[list[str], list[str]]:
     """(options, the script with its arguments) of a command line; a "--" between the two is left out."""
-    known = with_value | set(REFUSED) | set(WITHOUT_EFFECT)
+    known = with_value | set(UNSUPPORTED_OPTIONS) | set(IGNORED_OPTIONS)
     ours, rest = list[str](), list(words)
     while rest:
         word = rest[0]
@@ -104,43 +104,43 @@ def split(words: Sequence[str], with_value: set[str]) -> tuple[list[str], list[s
         if not word.startswith("-") or word == "-":
             break
         ours.append(rest.pop(0))
-        if "=" not in word and _dashed(word) in known and rest:
+        if "=" not in word and _with_dashes(word) in known and rest:
             ours.append(rest.pop(0))
     return ours, rest
 
 
-def _dashed(option: str) -> str:
+def _with_dashes(option: str) -> str:
     """torchrun takes underscores for dashes."""
     return option.replace("_", "-") if option.startswith("--") else option
 
 
-def _without_torchrun(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
+def _remove_torchrun_options(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
     """The words without options that need nothing done, and a problem for each that cannot be."""
     left, problems, rest = list[str](), list[Problem](), list(words)
     while rest:
         word = rest.pop(0)
-        name, equals, value = _parted(word)
-        if name in REFUSED_FLAGS:
-            problems.append(_refusal(name, "", REFUSED_FLAGS[name]))
-        elif name in REFUSED or name in WITHOUT_EFFECT:
+        name, equals, value = _split_option(word)
+        if name in UNSUPPORTED_FLAGS:
+            problems.append(_unsupported_option(name, "", UNSUPPORTED_FLAGS[name]))
+        elif name in UNSUPPORTED_OPTIONS or name in IGNORED_OPTIONS:
             value = value if equals else (rest.pop(0) if rest else "")
-            is_fine, advice = REFUSED.get(name, (lambda _: True, ""))
+            is_fine, advice = UNSUPPORTED_OPTIONS.get(name, (lambda _: True, ""))
             if not is_fine(value):
-                problems.append(_refusal(name, value, advice))
+                problems.append(_unsupported_option(name, value, advice))
         else:
             left.append(name + equals + value)
     return left, problems
 
 
-def _parted(word: str) -> tuple[str, str, str]:
+def _split_option(word: str) -> tuple[str, str, str]:
     """("--tee", "=", "3") of "--tee=3" and of "-t3"."""
     if word[:2] in ("-t", "-r") and len(word) > 2:
         return word[:2], "=", word[2:].removeprefix("=")
     name, equals, value = word.partition("=")
-    return _dashed(name), equals, value
+    return _with_dashes(name), equals, value
 
 
-def _refusal(name: str, value: str, advice: str) -> Problem:
+def _unsupported_option(name: str, value: str, advice: str) -> Problem:
     return Problem(
         "torchrun-option",
         phrase("rankdeck run does not take {option}.", option=f"{name} {value}".strip()),
@@ -149,7 +149,7 @@ def _refusal(name: str, value: str, advice: str) -> Problem:
     )
 
 
-def number_of_ranks(text: str, gpus: Sequence[str] | None) -> int:
+def parse_num_ranks(text: str, gpus: Sequence[str] | None) -> int:
     """What --nproc-per-node says: a number, or gpu, cpu or auto. `gpus` are those that --devices names.
 
     Raises:
@@ -182,7 +182,7 @@ def number_of_ranks(text: str, gpus: Sequence[str] | None) -> int:
 
 
 def _num_visible_gpus() -> int:
-    from rankdeck.launch.choose import visible_gpus
+    from rankdeck.launch.device_selection import visible_gpus
     from rankdeck.telemetry.listing import list_gpus
 
     return len(visible_gpus(list_gpus(), os.environ))

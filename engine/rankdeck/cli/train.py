@@ -16,15 +16,6 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
-from rankdeck.cli.joining import (
-    HostNames,
-    Join,
-    Listen,
-    host_names,
-    name_at_head,
-    names_as_override,
-    several_of,
-)
 from rankdeck.cli.options import (
     AsJson,
     ConfigName,
@@ -32,18 +23,27 @@ from rankdeck.cli.options import (
     Overrides,
     RunName,
     find_run,
-    is_script,
+    is_script_run,
     load_config,
 )
+from rankdeck.cli.rendezvous import (
+    HostNames,
+    Join,
+    Listen,
+    hosts_override,
+    multi_host_role,
+    name_on_coordinator,
+    parse_host_names,
+)
 from rankdeck.cli.trust import Trust, check_trust
-from rankdeck.cli.until_end import command_started, leave_or_stay
+from rankdeck.cli.wait import command_start_time, detach_or_wait
 from rankdeck.run.verified import DIFFERS, EQUAL, NOTED, UNCHECKED
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
-    from rankdeck.launch.verifying import Verification
+    from rankdeck.launch.verification import Verification
     from rankdeck.planner.candidates import Candidate
-    from rankdeck.rundir import RunDir
+    from rankdeck.run_dir import RunDir
 
 
 def train(
@@ -66,33 +66,33 @@ def train(
     as_json: AsJson = False,
 ) -> int:
     """Train a model from a configuration or a preset."""
-    asked = [*(overrides or ()), *names_as_override(hosts)]
+    asked = [*(overrides or ()), *hosts_override(hosts)]
     chosen = load_config(config, strategy=strategy, devices=devices, name=name, overrides=asked)
 
-    from rankdeck import rundir
-    from rankdeck.launch.start import start
+    from rankdeck import run_dir
+    from rankdeck.launch.start import start_run
 
-    several = several_of(chosen, hosts, listen, join)
+    several = multi_host_role(chosen, hosts, listen, join)
     if several is None and chosen.hosts.use:
-        from rankdeck.cli.parts import train_on_hosts
+        from rankdeck.cli.multi_host import train_on_hosts
 
         return train_on_hosts(chosen, runs, detach=detach, as_json=as_json)
-    run = start(
+    run = start_run(
         chosen,
-        runs=rundir.runs_folder(runs),
+        runs=run_dir.runs_folder(runs),
         detach=detach,
         command_line=["rankdeck", *sys.argv[1:]],
-        started=command_started(),
-        several=several,
+        started=command_start_time(),
+        multi_host_role=several,
     )
-    return leave_or_stay(run, several, detach=detach, as_json=as_json)
+    return detach_or_wait(run, several, detach=detach, as_json=as_json)
 
 
 # `rankdeck resume` and `rankdeck checkpoint`: go on with a run that is over, save one that is not.
 #
 # A person's own script keeps its own checkpoints, if any: to resume its run is to run it again.
 
-SAVED_WITHIN_S = 120.0
+CHECKPOINT_TIMEOUT_S = 120.0
 
 
 def resume(
@@ -120,40 +120,40 @@ def resume(
     from rankdeck.launch import start
 
     def on_hosts(run: str, names: Sequence[str]) -> int:
-        from rankdeck.cli.parts import resume_on_hosts
+        from rankdeck.cli.multi_host import resume_on_hosts
 
         changes = {"--strategy": strategy, "--devices": devices}
         argv = [word for option, value in changes.items() if value is not None for word in (option, value)]
         argv += [word for override in overrides or () for word in ("--set", override)]
         return resume_on_hosts(run, names, argv + ["--trust"] * trust, detach=detach, as_json=as_json)
 
-    if names := host_names(hosts):
+    if names := parse_host_names(hosts):
         return on_hosts(name, names)
     run = find_run(name)
-    if is_script(run):
+    if is_script_run(run):
         if strategy is not None or devices is not None or overrides or hosts or listen or join:
-            raise _as_it_was(run)
-        return _run_again(run, trust=trust, detach=detach, as_json=as_json)
+            raise _script_options_error(run)
+        return _run_script_again(run, trust=trust, detach=detach, as_json=as_json)
     # Its folder is where it was, not the run's.
-    file = run.config_to_go_on_with
+    file = run.config_to_resume
     config = load(file, strategy=strategy, devices=devices, overrides=overrides or ())
-    check_trust(run, _as_it_stands(file, config), trust=trust)
-    several = several_of(config, hosts, listen, join)
+    check_trust(run, _saved_config(file, config), trust=trust)
+    several = multi_host_role(config, hosts, listen, join)
     if several is None and config.hosts.use:
-        return on_hosts(name_at_head(run, config.hosts.use[0]), config.hosts.use)
+        return on_hosts(name_on_coordinator(run, config.hosts.use[0]), config.hosts.use)
     attempt = max(run.next_attempt(), 0 if several is None else several.attempt)
-    start.resume(
+    start.resume_run(
         run,
         config,
         detach=detach,
         command_line=["rankdeck", *sys.argv[1:]],
-        started=command_started(),
-        several=several,
+        started=command_start_time(),
+        multi_host_role=several,
     )
-    return leave_or_stay(run, several, detach=detach, as_json=as_json, attempt=attempt)
+    return detach_or_wait(run, several, detach=detach, as_json=as_json, attempt=attempt)
 
 
-def _as_it_stands(file: Path, changed: RunConfig) -> RunConfig:
+def _saved_config(file: Path, changed: RunConfig) -> RunConfig:
     """The run's own configuration: code that was typed just now needs no question."""
     from rankdeck.config import load
 
@@ -163,21 +163,21 @@ def _as_it_stands(file: Path, changed: RunConfig) -> RunConfig:
         return changed  # which mends it
 
 
-def _run_again(run: RunDir, *, trust: bool, detach: bool, as_json: bool) -> int:
+def _run_script_again(run: RunDir, *, trust: bool, detach: bool, as_json: bool) -> int:
+    from rankdeck.cli.foreground import start_and_wait
     from rankdeck.cli.run import program_text
-    from rankdeck.cli.staying import start_and_stay
     from rankdeck.config.interpreters import ChosenPython
-    from rankdeck.launch.start import run_again
+    from rankdeck.launch.start import rerun
 
     script = run.script()
     assert script is not None
     check_trust(run, script, trust=trust)
     python = ChosenPython(Path(script.script.python), script.script.python_source)
     what = f"{run.name} again; {program_text(script, python)}"
-    return start_and_stay(partial(run_again, run), what, detach=detach, as_json=as_json)
+    return start_and_wait(partial(rerun, run), what, detach=detach, as_json=as_json)
 
 
-def _as_it_was(run: RunDir) -> ConfigError:
+def _script_options_error(run: RunDir) -> ConfigError:
     return ConfigError(
         phrase("{run} is the run of a script, which is run again as it was.", run=run.name),
         code="script",
@@ -187,10 +187,10 @@ def _as_it_was(run: RunDir) -> ConfigError:
 
 def checkpoint(name: RunName, as_json: AsJson = False) -> int:
     """Save a checkpoint of a running run now."""
-    from rankdeck.launch.control import request_checkpoint, wait_saved
+    from rankdeck.launch.control import request_checkpoint, wait_for_checkpoint
 
     run = find_run(name)
-    if is_script(run):
+    if is_script_run(run):
         raise ConfigError(
             phrase("{run} is the run of a script, which saves itself or not at all.", run=run.name),
             code="script",
@@ -199,12 +199,12 @@ def checkpoint(name: RunName, as_json: AsJson = False) -> int:
             ),
         )
     events_before = request_checkpoint(run)
-    saved = wait_saved(run, events_before, timeout_s=SAVED_WITHIN_S)
+    saved = wait_for_checkpoint(run, events_before, timeout_s=CHECKPOINT_TIMEOUT_S)
     path = run.checkpoints_folder / str(saved.step)
     console.err().print(f"step {saved.step}: {format_bytes(saved.num_bytes)} saved in {saved.seconds:.1f} s")
     if as_json:
         told = {"step": saved.step, "bytes": saved.num_bytes, "seconds": saved.seconds, "path": str(path)}
-        console.as_json(told)
+        console.print_json(told)
     else:
         typer.echo(path)
     return 0
@@ -234,26 +234,28 @@ def verify(
     for an unknown reason, or if the configuration's own strategy, or every strategy, cannot run.
     """
     chosen = load_config(config, devices=devices, overrides=overrides or ())
-    from rankdeck.cli.until_end import term_interrupts
-    from rankdeck.launch.verifying import verifications
+    from rankdeck.cli.wait import sigterm_as_interrupt
+    from rankdeck.launch.verification import verify_strategies
 
     differs, can_run = False, False
-    with term_interrupts():
-        for row, found in verifications(chosen, _rows(chosen, strategy), command_line=sys.argv):
+    with sigterm_as_interrupt():
+        for row, found in verify_strategies(
+            chosen, _select_candidates(chosen, strategy), command_line=sys.argv
+        ):
             differs |= found.outcome == DIFFERS or (found.outcome == "failed" and row.configured)
             can_run |= found.outcome != "failed"
-            _show(row, found, as_json=as_json)
+            _print_verification(row, found, as_json=as_json)
     return int(differs or not can_run)
 
 
-def _rows(config: RunConfig, strategy: str | None) -> list[Candidate]:
-    from rankdeck.cli.plan_target import target_of
+def _select_candidates(config: RunConfig, strategy: str | None) -> list[Candidate]:
+    from rankdeck.cli.plan_target import resolve_target
     from rankdeck.planner.candidates import OWN, candidates_for
 
-    return candidates_for(config, strategy or OWN, target_of(config, None, None).num_devices)
+    return candidates_for(config, strategy or OWN, resolve_target(config, None, None).num_devices)
 
 
-def _show(row: Candidate, found: Verification, *, as_json: bool) -> None:
+def _print_verification(row: Candidate, found: Verification, *, as_json: bool) -> None:
     if as_json:
         facts = {"strategy": row.strategy, "options": row.options, "label": row.label, **found.facts()}
         console.out().print(json.dumps(facts), soft_wrap=True)
@@ -262,4 +264,4 @@ def _show(row: Candidate, found: Verification, *, as_json: bool) -> None:
     words.append(f"  {found.text}", style=f"{_STYLES.get(found.outcome, 'red')} not bold")
     console.out().print(words, soft_wrap=True)
     for problem in found.problems:
-        console.problem(problem)
+        console.print_problem(problem)

@@ -16,48 +16,51 @@ import typer
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
-from rankdeck.cli.words import one_line
+from rankdeck.cli.formatting import one_line
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
-    from rankdeck.config.consent import Execution
+    from rankdeck.config.consent import CodeExecution
     from rankdeck.config.script import ScriptConfig
-    from rankdeck.rundir import RunDir
+    from rankdeck.run_dir import RunDir
 
 Trust = Annotated[bool, typer.Option("--trust", help="Execute the code that the run names without asking.")]
 
-LONGEST = 400
+MAX_CODE_LENGTH = 400
 
 
 def check_trust(run: RunDir, config: RunConfig | ScriptConfig, *, trust: bool) -> None:
     """Raises:
-    ConfigError: as `may_execute`.
+    ConfigError: as `confirm_execution`.
     typer.Abort: the person said no.
     """
-    if not may_execute([(run, config)], trust=trust):
+    if not confirm_execution([(run, config)], trust=trust):
         raise typer.Abort
 
 
-def may_execute(runs: Sequence[tuple[RunDir, RunConfig | ScriptConfig]], *, trust: bool) -> bool:
+def confirm_execution(runs: Sequence[tuple[RunDir, RunConfig | ScriptConfig]], *, trust: bool) -> bool:
     """Whether what these runs name may be executed, which is remembered: the person started it, `trust` says
     so, or the person does now.
 
     Raises:
         ConfigError: nobody is there to be asked.
     """
-    from rankdeck.config.consent import agree, execution_of, is_agreed
+    from rankdeck.config.consent import execution_of, has_consent, record_consent
 
     named = {run.path: execution_of(config) for run, config in runs}
-    unknown = {path: found for path, found in named.items() if found is not None and not is_agreed(found)}
-    if unknown and not trust and not _asked(list(unknown.values()), str(next(iter(unknown)))):
+    unknown = {path: found for path, found in named.items() if found is not None and not has_consent(found)}
+    if unknown and not trust and not _ask(list(unknown.values()), str(next(iter(unknown)))):
         return False
     for found in unknown.values():
-        agree(found)
+        record_consent(found)
     return True
 
 
-def _asked(unknown: Sequence[Execution], path: str) -> bool:
-    words = [one_line(word, LONGEST) for word in dict.fromkeys(word for one in unknown for word in one.words)]
+def _ask(unknown: Sequence[CodeExecution], path: str) -> bool:
+    words = [
+        one_line(word, MAX_CODE_LENGTH)
+        for word in dict.fromkeys(word for one in unknown for word in one.descriptions)
+    ]
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(
             phrase("This executes code that nobody has agreed to here: {code}.", code="; ".join(words)),

@@ -15,16 +15,16 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_run
-from rankdeck.cli.trust import Trust, may_execute
-from rankdeck.doctor.offering import with_offer
+from rankdeck.cli.trust import Trust, confirm_execution
+from rankdeck.doctor.doctor_advice import with_doctor_advice
 from rankdeck.run.bounds import ROW_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from rankdeck.diagnose.out_of_memory import RanOut
+    from rankdeck.diagnose.out_of_memory import OutOfMemoryReport
     from rankdeck.run.plan_lines import PlanLine
-    from rankdeck.rundir import RunDir
+    from rankdeck.run_dir import RunDir
 
-_MOST_MODULES = 8
+_MAX_MODULES = 8
 
 
 def why(
@@ -41,26 +41,26 @@ def why(
     the device, the allocation that failed, and up to three fixes, which are planned once and kept with the
     run. With --json, such a run gives the lines of that plan, and any other run gives {"problems": [...]}.
     """
-    from rankdeck.compare.figures import read
-    from rankdeck.compare.naming import RunAt
+    from rankdeck.compare.run_metrics import load_run
+    from rankdeck.compare.run_ref import RunRef
     from rankdeck.diagnose.findings import problems_and_findings
-    from rankdeck.diagnose.out_of_memory import ran_out_of
+    from rankdeck.diagnose.out_of_memory import load_out_of_memory
     from rankdeck.run import plan_lines
 
     run = find_run(name)
-    fold = read(RunAt(run.path)).fold
-    ran = ran_out_of(run, fold)
+    fold = load_run(RunRef(run.path)).state
+    ran = load_out_of_memory(run, fold)
     if ran is None:
         found = problems_and_findings(run, fold)
         if as_json:
-            console.problems_json(found)
+            console.print_problems_json(found)
         else:
-            _print_found(run, found)
+            _print_findings(run, found)
         return 0
     if not as_json:
-        _print(ran)
+        _print_out_of_memory(ran)
     lines = []
-    for line in lines_of(run, timeout, trust=trust):
+    for line in fix_lines(run, timeout, trust=trust):
         lines.append(line)
         if as_json:
             sys.stdout.buffer.write(plan_lines.encode(line))
@@ -70,68 +70,71 @@ def why(
     return 0
 
 
-def lines_of(
-    run: RunDir, timeout_s: float = ROW_TIMEOUT_S, *, is_planned: bool = True, trust: bool
+def fix_lines(
+    run: RunDir, timeout_s: float = ROW_TIMEOUT_S, *, can_plan: bool = True, trust: bool
 ) -> Iterator[PlanLine]:
-    """What the planner says would need less, kept or `is_planned` now; nothing of a person's own script: it
+    """What the planner says would need less, kept or `can_plan` now; nothing of a person's own script: it
     cannot be planned, nor of a run whose code may not be executed."""
     from rankdeck.config import load
-    from rankdeck.diagnose.fixes import kept_lines
-    from rankdeck.run.problems import script_of
+    from rankdeck.diagnose.fixes import read_planned_lines
+    from rankdeck.run.problems import read_script_config
 
-    kept = kept_lines(run)
-    if kept is None and is_planned and script_of(run) is None:
-        if not may_execute([(run, load(run.config_to_go_on_with))], trust=trust):
+    kept = read_planned_lines(run)
+    if kept is None and can_plan and read_script_config(run) is None:
+        if not confirm_execution([(run, load(run.config_to_resume))], trust=trust):
             return
         from rankdeck.planner.preload import preload
 
         preload()
-        from rankdeck.planner.fixes import fixes_of_run
+        from rankdeck.planner.fixes import plan_run_fixes
 
-        yield from fixes_of_run(run, timeout_s)
+        yield from plan_run_fixes(run, timeout_s)
     yield from kept or ()
 
 
-def _print_found(run: RunDir, found: list[Problem]) -> None:
+def _print_findings(run: RunDir, found: list[Problem]) -> None:
     """Each with what was seen, its fix, and the command that makes it."""
-    from rankdeck.diagnose.fixes import command_of
-    from rankdeck.diagnose.own_code import brief
-    from rankdeck.run.standstill import is_of_standstill
+    from rankdeck.diagnose.fixes import fix_command
+    from rankdeck.diagnose.user_code import short_traceback
+    from rankdeck.run.hang_warning import is_hang_problem
 
     out, is_over = console.out(), run.outcome() != "running"
     if not found:
         out.print(phrase("Nothing was found in what {run} recorded.", run=run.name), soft_wrap=True)
         return
-    for problem in map(with_offer, found):
+    for problem in map(with_doctor_advice, found):
         style = {"error": "bold red", "warning": "yellow"}.get(problem.severity, "default")
         out.print(problem.headline(), style=style, soft_wrap=True)
-        for line in (*console.seen_lines(problem), *(f"  | {line}" for line in brief(problem.last_lines))):
+        for line in (
+            *console.evidence_lines(problem),
+            *(f"  | {line}" for line in short_traceback(problem.last_lines)),
+        ):
             out.print(line, style="dim", soft_wrap=True)
         # The advice of a hang says what happens next to a run that is still there.
-        if problem.advice and not (is_over and is_of_standstill(problem)):
+        if problem.advice and not (is_over and is_hang_problem(problem)):
             out.print(f"  {problem.advice}", soft_wrap=True)
         if problem.cure:
-            out.print(f"    {shlex.join(command_of(run, problem.cure))}", style="dim", soft_wrap=True)
+            out.print(f"    {shlex.join(fix_command(run, problem.cure))}", style="dim", soft_wrap=True)
     out.print()
     out.print(phrase("Files are named from {folder}", folder=run.path), style="dim", soft_wrap=True)
 
 
-def _print(ran: RanOut) -> None:
+def _print_out_of_memory(ran: OutOfMemoryReport) -> None:
     out = console.out()
     out.print(ran.headline, style="bold red", soft_wrap=True)
-    for words in filter(None, (ran.tipped, ran.line)):
+    for words in filter(None, (ran.failed_allocation, ran.code_text)):
         out.print(words, soft_wrap=True)
-    out.print(f"\non {ran.device or 'the device'}: {ran.moment}", style="dim", soft_wrap=True)
+    out.print(f"\non {ran.device or 'the device'}: {ran.memory_time}", style="dim", soft_wrap=True)
     for part in ran.kinds:
         out.print(f"  {part.name:<28} {part.size:>10}", soft_wrap=True)
-    modules = ran.modules[:_MOST_MODULES]
+    modules = ran.modules[:_MAX_MODULES]
     if modules:
         out.print("\nby module, when it failed", style="dim")
     for part in modules:
-        out.print(f"  {part.name:<28} {part.size:>10}  {part.more}", soft_wrap=True)
+        out.print(f"  {part.name:<28} {part.size:>10}  {part.detail}", soft_wrap=True)
 
 
-def _print_fixes(ran: RanOut) -> None:
+def _print_fixes(ran: OutOfMemoryReport) -> None:
     out = console.out()
     out.print("\nways out, predicted", style="dim")
     for fix in ran.fixes:
@@ -139,4 +142,4 @@ def _print_fixes(ran: RanOut) -> None:
         out.print(f"  {fix.text}: {fix.headroom}{verdict}", soft_wrap=True)
         out.print(f"    {fix.command_line}", style="dim", soft_wrap=True)
     if not ran.fixes:
-        out.print(f"  {ran.no_fixes}", soft_wrap=True)
+        out.print(f"  {ran.no_fixes_text}", soft_wrap=True)

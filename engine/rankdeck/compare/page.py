@@ -17,42 +17,42 @@ import numpy as np
 from rankdeck import __version__
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.masking import harmless
+from rankdeck.base.masking import replace_control_characters
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_clock, format_count, format_duration
-from rankdeck.compare import bars, differences, words
-from rankdeck.compare.bars import DASHES, NUM_TINTS, label_heights, round_step, ticks
-from rankdeck.compare.curves import BY, LossLine, loss_line, step_axis
+from rankdeck.compare import bar_charts, differences, formatting
+from rankdeck.compare.bar_charts import DASHES, NUM_TINTS, label_heights, round_step, ticks
+from rankdeck.compare.curves import AXES, LossCurve, loss_curve, step_axis
 from rankdeck.compare.differences import Difference
-from rankdeck.compare.figures import ComparedRun, ReadRun
-from rankdeck.compare.reported import ERROR_SIGN, reported
-from rankdeck.compare.table import Comparison, compare, letter_of
-from rankdeck.diagnose.out_of_memory import RanOut
-from rankdeck.run.fold import Fold
+from rankdeck.compare.run_metrics import ComparedRun, LoadedRun
+from rankdeck.compare.run_report import ERROR_SIGN_NOTE, build_report
+from rankdeck.compare.table import Comparison, compare_runs, run_letter
+from rankdeck.diagnose.out_of_memory import OutOfMemoryReport
+from rankdeck.run.run_state import RunState
 from rankdeck.run.series import Floats
-from rankdeck.run.summarising import problems_of
+from rankdeck.run.summary_builder import problems_of
 
 _TEMPLATE = "page.html.j2"
 
 
-def write_page(file: Path, comparison: Comparison, folds: Sequence[Fold], by: str) -> None:
+def write_page(file: Path, comparison: Comparison, folds: Sequence[RunState], by: str) -> None:
     """Replace the file, whole or not at all.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    write(file, page_of(comparison, folds, by))
+    write_html(file, render_comparison(comparison, folds, by))
 
 
-def page_of(comparison: Comparison, folds: Sequence[Fold], by: str) -> str:
+def render_comparison(comparison: Comparison, folds: Sequence[RunState], by: str) -> str:
     """The whole page. `by` is the axis of the losses that is on top when it is opened."""
-    return render(_TEMPLATE, {**_facts(comparison), **losses(folds, by)})
+    return render_template(_TEMPLATE, {**_comparison_context(comparison), **loss_charts(folds, by)})
 
 
-def write(file: Path, text: str) -> None:
+def write_html(file: Path, text: str) -> None:
     """As `write_page`."""
     try:
-        files.write_whole(file, text, make_folder=False)
+        files.write_atomic(file, text, make_folder=False)
     except OSError as error:
         raise ConfigError(
             phrase("{path} cannot be written: {why}.", path=file, why=error.strerror or error),
@@ -62,7 +62,7 @@ def write(file: Path, text: str) -> None:
         ) from None
 
 
-def render(template: str, facts: Mapping[str, Any]) -> str:
+def render_template(template: str, facts: Mapping[str, Any]) -> str:
     """A template of this folder, every word escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -72,18 +72,18 @@ def render(template: str, facts: Mapping[str, Any]) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: harmless(value) if type(value) is str else value,
+        finalize=lambda value: replace_control_characters(value) if type(value) is str else value,
     )
-    environment.filters["home"] = words.shortened
+    environment.filters["home"] = formatting.shorten_home
     return environment.get_template(template).render(facts)
 
 
-def losses(folds: Sequence[Fold], by: str, *, has_letters: bool = True) -> dict[str, object]:
+def loss_charts(folds: Sequence[RunState], by: str, *, has_letters: bool = True) -> dict[str, object]:
     """The drawings over each axis on which there are losses, and which is on top."""
     charts = {}
-    for axis in BY:
-        lines = [loss_line(fold, step_axis(fold, axis), 500) for fold in folds]
-        if (chart := loss_chart(axis, lines)) is not None:
+    for axis in AXES:
+        lines = [loss_curve(fold, step_axis(fold, axis), 500) for fold in folds]
+        if (chart := build_loss_chart(axis, lines)) is not None:
             named = [line if has_letters else line._replace(letter="") for line in chart.lines]
             charts[axis] = chart._replace(lines=named)
     return {
@@ -93,18 +93,18 @@ def losses(folds: Sequence[Fold], by: str, *, has_letters: bool = True) -> dict[
     }
 
 
-def _facts(comparison: Comparison) -> Mapping[str, Any]:
+def _comparison_context(comparison: Comparison) -> Mapping[str, Any]:
     return {
         "comparison": comparison,
         "title": _title(comparison),
-        "chips": [_chip(comparison, place) for place in range(len(comparison.runs))],
-        "memory": bars.memory_bars(comparison),
-        "bars": bars.bar_charts(comparison),
+        "chips": [_run_chip(comparison, place) for place in range(len(comparison.runs))],
+        "memory": bar_charts.memory_bars(comparison),
+        "bars": bar_charts.bar_charts(comparison),
         "differences": (
-            ("Configuration", _shortened(comparison.configuration)),
-            ("Not configuration", _shortened(comparison.rest)),
+            ("Configuration", _shorten_paths(comparison.config_differences)),
+            ("Not configuration", _shorten_paths(comparison.other_differences)),
         ),
-        "unknown": words.UNKNOWN,
+        "unknown": formatting.UNKNOWN,
         "version": __version__,
         "made": time.strftime("%Y-%m-%d %H:%M"),
     }
@@ -117,23 +117,30 @@ def _title(comparison: Comparison) -> str:
     return f"{names[0]} beside {names[1]}{more}" if len(names) > 1 else names[0]
 
 
-def _chip(comparison: Comparison, place: int) -> Mapping[str, Any]:
+def _run_chip(comparison: Comparison, place: int) -> Mapping[str, Any]:
     run = comparison.runs[place]
-    facts = (run.outcome, words.strategy_in_words(run), words.devices_in_words(run), words.kind_in_words(run))
+    facts = (
+        run.outcome,
+        formatting.format_strategy(run),
+        formatting.format_devices(run),
+        formatting.format_time_source(run),
+    )
     return {
         "letter": comparison.letter(place),
         "name": run.name,
         "facts": " · ".join(fact for fact in facts if fact),
-        "path": words.shortened(str(run.at)),
+        "path": formatting.shorten_home(str(run.ref)),
         "is_baseline": place == comparison.baseline,
         "is_bad": run.outcome in ("failed", "lost"),
         "problems": run.problems[:3],
     }
 
 
-def _shortened(rows: Sequence[Difference]) -> list[Difference]:
+def _shorten_paths(rows: Sequence[Difference]) -> list[Difference]:
     return [
-        Difference(row.key, tuple(None if one is None else words.shortened(one) for one in row.values))
+        Difference(
+            row.key, tuple(None if one is None else formatting.shorten_home(one) for one in row.values)
+        )
         for row in rows
     ]
 
@@ -142,16 +149,16 @@ def _shortened(rows: Sequence[Difference]) -> list[Difference]:
 
 WIDTH, HEIGHT = 1040, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 40, 12, 28
-_MOST_WITH_RAW = 3
+_MAX_RAW_CURVES = 3
 """Raw losses of more runs hide their averages."""
 
 
 class Tick(NamedTuple):
-    at: float
+    position: float
     label: str
 
 
-class DrawnLine(NamedTuple):
+class ChartLine(NamedTuple):
     """One run: its tint and dash, and points as SVG takes them. Empty where it has told no loss."""
 
     letter: str
@@ -169,21 +176,21 @@ class LossChart(NamedTuple):
     unit: str
     x_ticks: list[Tick]
     y_ticks: list[Tick]
-    lines: list[DrawnLine]
+    lines: list[ChartLine]
 
 
-class _Plane(NamedTuple):
+class _PlotScale(NamedTuple):
     """Where a place and a loss lie in the drawing; what is far outside stays just outside."""
 
-    end: float
-    low: float
-    high: float
+    x_max: float
+    y_min: float
+    y_max: float
 
     def x(self, places: Floats) -> Floats:
-        return _LEFT + places / self.end * (WIDTH - _LEFT - _RIGHT)
+        return _LEFT + places / self.x_max * (WIDTH - _LEFT - _RIGHT)
 
     def y(self, losses: Floats) -> Floats:
-        down = (self.high - losses) / (self.high - self.low)
+        down = (self.y_max - losses) / (self.y_max - self.y_min)
         return np.clip(_TOP + down * (HEIGHT - _TOP - _BOTTOM), -HEIGHT, 2.0 * HEIGHT)
 
     def point(self, place: float, loss: float) -> tuple[float, float]:
@@ -191,31 +198,31 @@ class _Plane(NamedTuple):
         return round(float(x[0]), 1), round(float(y[0]), 1)
 
 
-def loss_chart(by: str, lines: Sequence[LossLine]) -> LossChart | None:
+def build_loss_chart(by: str, lines: Sequence[LossCurve]) -> LossChart | None:
     """Losses over one axis; None where no run has told a loss there."""
     told = {place: line for place, line in enumerate(lines) if not line.is_empty}
     if not told:
         return None
     end = max(float(line.average_x[-1]) for line in told.values()) or 1.0
-    plane = _Plane(end, *_heights(list(told.values())))
+    plane = _PlotScale(end, *_loss_range(list(told.values())))
     ends = [plane.point(float(line.average_x[-1]), float(line.average[-1])) for line in told.values()]
     heights = label_heights(ends, _TOP + 4, HEIGHT - _BOTTOM - 2)
     return LossChart(
         by,
         {"step": "steps", "time": "of training, without pauses", "samples": "samples"}[by],
-        [Tick(plane.point(at, plane.low)[0], _place(by, at, end)) for at in ticks(0, end, 8)],
+        [Tick(plane.point(at, plane.y_min)[0], _format_tick(by, at, end)) for at in ticks(0, end, 8)],
         [
-            Tick(plane.point(0, at)[1], f"{at:.{_digits(plane.low, plane.high)}f}")
-            for at in ticks(plane.low, plane.high, 6)
+            Tick(plane.point(0, at)[1], f"{at:.{_num_decimals(plane.y_min, plane.y_max)}f}")
+            for at in ticks(plane.y_min, plane.y_max, 6)
         ],
         [
-            DrawnLine(
-                letter_of(place),
+            ChartLine(
+                run_letter(place),
                 place % NUM_TINTS,
                 " ".join(f"{length:g}" for length in DASHES[place]),
-                _points(plane.x(line.average_x), plane.y(line.average)),
-                _raw(line, plane) if len(told) <= _MOST_WITH_RAW else "",
-                [plane.point(*pair) for pair in _known(line)],
+                _svg_points(plane.x(line.average_x), plane.y(line.average)),
+                _raw_points(line, plane) if len(told) <= _MAX_RAW_CURVES else "",
+                [plane.point(*pair) for pair in _held_out_points(line)],
                 (*point, height),
             )
             for (place, line), point, height in zip(told.items(), ends, heights, strict=True)
@@ -223,12 +230,12 @@ def loss_chart(by: str, lines: Sequence[LossLine]) -> LossChart | None:
     )
 
 
-def _known(line: LossLine) -> list[tuple[float, float]]:
+def _held_out_points(line: LossCurve) -> list[tuple[float, float]]:
     pairs = zip(line.held_out_x.tolist(), line.held_out.tolist(), strict=True)
     return [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
 
 
-def _heights(lines: Sequence[LossLine]) -> tuple[float, float]:
+def _loss_range(lines: Sequence[LossCurve]) -> tuple[float, float]:
     """What the averages and held-out losses need; a first step far above the rest does not flatten it."""
     values = np.concatenate([part for line in lines for part in (line.average, line.held_out)])
     values = values[np.isfinite(values)]
@@ -241,24 +248,24 @@ def _heights(lines: Sequence[LossLine]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _points(xs: Floats, ys: Floats) -> str:
+def _svg_points(xs: Floats, ys: Floats) -> str:
     return " ".join(
         f"{a:.1f},{b:.1f}" for a, b in zip(xs.tolist(), ys.tolist(), strict=True) if math.isfinite(a + b)
     )
 
 
-def _raw(line: LossLine, plane: _Plane) -> str:
+def _raw_points(line: LossCurve, plane: _PlotScale) -> str:
     xs = np.repeat(line.x, 2)
     ys = np.empty(2 * len(line.x))
     ys[0::2], ys[1::2] = line.low, line.high
-    return _points(plane.x(xs), plane.y(ys))
+    return _svg_points(plane.x(xs), plane.y(ys))
 
 
-def _digits(low: float, high: float) -> int:
+def _num_decimals(low: float, high: float) -> int:
     return max(0, -math.floor(math.log10(round_step(high - low, 6)) + 1e-9))
 
 
-def _place(by: str, at: float, end: float) -> str:
+def _format_tick(by: str, at: float, end: float) -> str:
     if by == "time":
         return format_clock(at) if end >= 8 else f"{at:g} s"
     return format_count(at)
@@ -266,76 +273,80 @@ def _place(by: str, at: float, end: float) -> str:
 
 # One run as one page: figures, losses, memory beside its prediction, time by phase, what to try next.
 #
-# It is made as the page of a comparison is, for a run or one of its attempts alone. reported.py
+# It is made as the page of a comparison is, for a run or one of its attempts alone. run_report.py
 # has what the app shows of a run that is over, too.
 
 _REPORT_TEMPLATE = "report.html.j2"
 
 
-def write_report(file: Path, run: ReadRun, by: str, ran_out: RanOut | None = None) -> None:
+def write_report(file: Path, run: LoadedRun, by: str, ran_out: OutOfMemoryReport | None = None) -> None:
     """Replace the file, whole or not at all. `ran_out` says why it ran out of memory, if it did.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    write(file, report_of(run, by, ran_out))
+    write_html(file, render_report(run, by, ran_out))
 
 
-def report_of(run: ReadRun, by: str, ran_out: RanOut | None = None) -> str:
+def render_report(run: LoadedRun, by: str, ran_out: OutOfMemoryReport | None = None) -> str:
     """The whole page. `by` is the axis of the losses that is on top when it is opened."""
-    comparison = compare([run.figures])
-    return render(
+    comparison = compare_runs([run.run])
+    return render_template(
         _REPORT_TEMPLATE,
-        {**_report_facts(run, comparison), "ran_out": ran_out, **losses([run.fold], by, has_letters=False)},
+        {
+            **_report_context(run, comparison),
+            "ran_out": ran_out,
+            **loss_charts([run.state], by, has_letters=False),
+        },
     )
 
 
-def _report_facts(run: ReadRun, comparison: Comparison) -> Mapping[str, Any]:
-    figures, told = run.figures, reported(run.figures, run.fold)
+def _report_context(run: LoadedRun, comparison: Comparison) -> Mapping[str, Any]:
+    figures, told = run.run, build_report(run.run, run.state)
     return {
         "comparison": comparison,
         "title": figures.name,
-        "facts": _headline(figures, run.fold),
+        "facts": _headline(figures, run.state),
         "is_bad": figures.outcome in ("failed", "lost"),
-        "path": str(figures.at),
-        "problems": [_in_words(problem) for problem in _problems(run)],
+        "path": str(figures.ref),
+        "problems": [_problem_context(problem) for problem in _problems(run)],
         "fixes": told.fixes,
         "memory": told.devices,
         "memory_bars": [
             group._replace(bars=[bar._replace(letter="") for bar in group.bars])
-            for group in bars.memory_bars(comparison)
+            for group in bar_charts.memory_bars(comparison)
         ],
         "is_predicted": told.is_predicted,
-        "error_sign": ERROR_SIGN,
-        "run_name": figures.at.path.name,
+        "error_sign": ERROR_SIGN_NOTE,
+        "run_name": figures.ref.path.name,
         "memory_source": told.memory_source,
         "phases": told.phases,
-        "configuration": list(differences.leaves(figures.background.tables)),
-        "rest": list(differences.rest_of(figures)),
+        "configuration": list(differences.flatten_config(figures.setup.tables)),
+        "rest": list(differences.other_facts(figures)),
         "version": __version__,
         "made": time.strftime("%Y-%m-%d %H:%M"),
     }
 
 
-def _headline(run: ComparedRun, fold: Fold) -> str:
+def _headline(run: ComparedRun, fold: RunState) -> str:
     started = fold.first_started
     began = "" if started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(started.started))
     trained = run.value("trained_s")
     facts = (
         run.outcome,
-        words.strategy_in_words(run),
-        words.devices_in_words(run),
+        formatting.format_strategy(run),
+        formatting.format_devices(run),
         began and f"began {began}",
         "" if trained is None else f"trained {format_duration(trained)}",
-        words.kind_in_words(run),
+        formatting.format_time_source(run),
     )
     return " · ".join(fact for fact in facts if fact)
 
 
-def _problems(run: ReadRun) -> list[Problem]:
-    return problems_of(run.figures.at.run, run.fold, run.figures.outcome)
+def _problems(run: LoadedRun) -> list[Problem]:
+    return problems_of(run.run.ref.run_dir, run.state, run.run.outcome)
 
 
-def _in_words(problem: Problem) -> Mapping[str, str]:
+def _problem_context(problem: Problem) -> Mapping[str, str]:
     told = msgspec.structs.asdict(problem)
     return {"headline": problem.headline(), "advice": told["advice"] or "", "severity": told["severity"]}

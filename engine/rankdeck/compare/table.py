@@ -11,91 +11,93 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rankdeck.base.phrases import listed, phrase
+from rankdeck.base.phrases import join_phrases, phrase
 from rankdeck.base.units import format_count
-from rankdeck.compare import differences, words
+from rankdeck.compare import differences, formatting
 from rankdeck.compare.differences import Difference
-from rankdeck.compare.figures import SENT, ComparedRun, Figure
+from rankdeck.compare.run_metrics import SENT_PREFIX, ComparedRun, MetricValue
 from rankdeck.run.plan_lines import PREDICTED
 from rankdeck.run.verified import ONE_DEVICE
 
 LESS, MORE = "less", "more"
 
 
-class RowKind(NamedTuple):
-    """A row of the table. `better` is LESS, MORE or "" where nothing is; `ranked` is a kind of ranking."""
+class RowSpec(NamedTuple):
+    """A row of the table. `better` is LESS, MORE or "" where nothing is; `ranking` is a kind of ranking."""
 
     key: str
     label: str
     unit: str
     better: str = ""
-    ranked: str = differences.NOTHING
+    ranking: str = differences.NOT_RANKED
 
 
 TRAINING = phrase("Training")
-ROWS: dict[str, tuple[RowKind, ...]] = {
+ROW_SPECS: dict[str, tuple[RowSpec, ...]] = {
     TRAINING: (
-        RowKind("step", phrase("Steps done"), words.COUNT),
-        RowKind("loss", phrase("Last loss"), words.LOSS, LESS, differences.LAST_LOSS),
-        RowKind("lowest_loss", phrase("Lowest loss"), words.LOSS, LESS, differences.LOSS),
-        RowKind("held_out", phrase("Held-out loss"), words.LOSS, LESS, differences.LAST_LOSS),
-        RowKind("best_held_out", phrase("Best held-out loss"), words.LOSS, LESS, differences.LOSS),
-        RowKind("accuracy", phrase("Held-out accuracy"), words.ACCURACY, MORE, differences.LAST_LOSS),
-        RowKind("verified", phrase(ONE_DEVICE), words.TEXT),
+        RowSpec("step", phrase("Steps done"), formatting.COUNT),
+        RowSpec("loss", phrase("Last loss"), formatting.LOSS, LESS, differences.LAST_LOSS),
+        RowSpec("lowest_loss", phrase("Lowest loss"), formatting.LOSS, LESS, differences.LOSS),
+        RowSpec("held_out", phrase("Held-out loss"), formatting.LOSS, LESS, differences.LAST_LOSS),
+        RowSpec("best_held_out", phrase("Best held-out loss"), formatting.LOSS, LESS, differences.LOSS),
+        RowSpec("accuracy", phrase("Held-out accuracy"), formatting.ACCURACY, MORE, differences.LAST_LOSS),
+        RowSpec("verified", phrase(ONE_DEVICE), formatting.TEXT),
     ),
     phrase("Speed"): (
-        RowKind("samples_per_s", phrase("Samples/s"), words.RATE, MORE, differences.TIME),
-        RowKind("steps_per_s", phrase("Steps/s"), words.RATE, MORE, differences.STEP_TIME),
-        RowKind("step_s", phrase("Step time"), words.STEP_TIME, LESS, differences.STEP_TIME),
-        RowKind("trained_s", phrase("Time to train"), words.DURATION, LESS, differences.TOTAL_TIME),
-        RowKind("wait", phrase("Waiting for the loader"), words.SHARE, LESS, differences.TIME),
-        RowKind("bubble", phrase("Bubble"), words.SHARE, LESS, differences.TIME),
-        RowKind("bubble_theory", phrase("Bubble in theory"), words.SHARE),
-        RowKind("busy", phrase("Devices busy (median)"), words.SHARE, MORE, differences.TIME),
+        RowSpec("samples_per_s", phrase("Samples/s"), formatting.RATE, MORE, differences.TIME),
+        RowSpec("steps_per_s", phrase("Steps/s"), formatting.RATE, MORE, differences.STEP_TIME),
+        RowSpec("step_s", phrase("Step time"), formatting.STEP_TIME, LESS, differences.STEP_TIME),
+        RowSpec("trained_s", phrase("Time to train"), formatting.DURATION, LESS, differences.TOTAL_TIME),
+        RowSpec("wait", phrase("Waiting for the loader"), formatting.SHARE, LESS, differences.TIME),
+        RowSpec("bubble", phrase("Bubble"), formatting.SHARE, LESS, differences.TIME),
+        RowSpec("bubble_theory", phrase("Bubble in theory"), formatting.SHARE),
+        RowSpec("busy", phrase("Devices busy (median)"), formatting.SHARE, MORE, differences.TIME),
     ),
     phrase("Memory"): (
-        RowKind("peak", phrase("Peak, fullest device"), words.BYTES, LESS, differences.MEMORY),
-        RowKind("peak_others", phrase("Peak, median of the others"), words.BYTES, LESS, differences.MEMORY),
-        RowKind("imbalance", phrase("Imbalance"), words.RATIO, LESS, differences.MEMORY),
-        RowKind("peak_sum", phrase("Peak, all devices"), words.BYTES, LESS, differences.MEMORY),
-        RowKind("predicted_peak", phrase("Fullest device, predicted"), words.BYTES),
-        RowKind("held", phrase("Held by known owners"), words.BYTES, LESS, differences.MEMORY),
+        RowSpec("peak", phrase("Peak, fullest device"), formatting.BYTES, LESS, differences.MEMORY),
+        RowSpec(
+            "peak_others", phrase("Peak, median of the others"), formatting.BYTES, LESS, differences.MEMORY
+        ),
+        RowSpec("imbalance", phrase("Imbalance"), formatting.RATIO, LESS, differences.MEMORY),
+        RowSpec("peak_sum", phrase("Peak, all devices"), formatting.BYTES, LESS, differences.MEMORY),
+        RowSpec("predicted_peak", phrase("Fullest device, predicted"), formatting.BYTES),
+        RowSpec("held", phrase("Held by known owners"), formatting.BYTES, LESS, differences.MEMORY),
     ),
     phrase("Communication"): (
-        RowKind("sent", phrase("Sent per step, all ranks"), words.BYTES, LESS, differences.BYTES),
-        RowKind(
-            "sync_s", phrase("Gradient sync, slowest rank"), words.STEP_TIME, LESS, differences.STEP_TIME
+        RowSpec("sent", phrase("Sent per step, all ranks"), formatting.BYTES, LESS, differences.BYTES),
+        RowSpec(
+            "sync_s", phrase("Gradient sync, slowest rank"), formatting.STEP_TIME, LESS, differences.STEP_TIME
         ),
     ),
 }
 """By group, in the order in which they are shown; both are phrases."""
-_PREDICTED = ("predicted_peak",)
-_FROM_THEORY = ("bubble_theory",)
-_MOST_AVERAGED = 50
-COMMON_STEP = "loss_at_common_step"
+_PREDICTED_KEYS = ("predicted_peak",)
+_THEORETICAL_KEYS = ("bubble_theory",)
+_MAX_AVERAGED_STEPS = 50
+COMMON_STEP_KEY = "loss_at_common_step"
 
 
 @dataclass(frozen=True)
-class FigureRow:
+class ComparisonRow:
     """One row. `best` are places of runs, `differences` are from the baseline ("" where there is none to
-    tell); `unranked` says why nothing is the best. `made_by`: who made the figure, by run."""
+    tell); `not_ranked` says why nothing is the best. `sources`: who made the figure, by run."""
 
     key: str
     label: str
     group: str
     unit: str
     better: str
-    figures: tuple[Figure | None, ...]
+    metric_values: tuple[MetricValue | None, ...]
     best: tuple[int, ...]
     differences: tuple[str, ...]
-    unranked: str
-    made_by: tuple[str, ...]
+    not_ranked: str
+    sources: tuple[str, ...]
 
     def cell(self, place: int) -> str:
-        return words.in_words(self.unit, self.figures[place])
+        return formatting.format_value(self.unit, self.metric_values[place])
 
-    def more(self, place: int) -> str:
-        return words.more_of(self.unit, self.figures[place])
+    def detail(self, place: int) -> str:
+        return formatting.format_detail(self.unit, self.metric_values[place])
 
 
 @dataclass(frozen=True)
@@ -104,99 +106,101 @@ class Comparison:
 
     runs: tuple[ComparedRun, ...]
     baseline: int
-    rows: tuple[FigureRow, ...]
-    configuration: tuple[Difference, ...]
-    rest: tuple[Difference, ...]
+    rows: tuple[ComparisonRow, ...]
+    config_differences: tuple[Difference, ...]
+    other_differences: tuple[Difference, ...]
 
     def letter(self, place: int) -> str:
         """A to H: what a run is called in a chart."""
-        return letter_of(place)
+        return run_letter(place)
 
     @property
     def groups(self) -> list[str]:
         return list(dict.fromkeys(row.group for row in self.rows))
 
-    def rows_of(self, group: str) -> list[FigureRow]:
+    def rows_of(self, group: str) -> list[ComparisonRow]:
         return [row for row in self.rows if row.group == group]
 
-    def makers_of(self, group: str) -> list[str]:
+    def sources_of(self, group: str) -> list[str]:
         """Who made the figures of a group."""
-        return list(_makers(self.rows_of(group)))
+        return list(_sources(self.rows_of(group)))
 
-    def reasons_of(self, group: str) -> list[str]:
+    def not_ranked_notes_of(self, group: str) -> list[str]:
         """Why nothing is the best in some rows of a group."""
-        return list(_reasons(self.rows_of(group)))
+        return list(_not_ranked_notes(self.rows_of(group)))
 
     def notes_of(self, group: str) -> list[str]:
-        return [*self.makers_of(group), *self.reasons_of(group)]
+        return [*self.sources_of(group), *self.not_ranked_notes_of(group)]
 
 
-def _makers(rows: Sequence[FigureRow]) -> Iterator[str]:
+def _sources(rows: Sequence[ComparisonRow]) -> Iterator[str]:
     """'A, B: measured in rehearsal'; without letters where it is so for all that know such a figure."""
     runs_by_maker: dict[str, dict[int, None]] = {}
     knowing: set[int] = set()
     for row in rows:
-        for place, (made, figure) in enumerate(zip(row.made_by, row.figures, strict=True)):
+        for place, (made, figure) in enumerate(zip(row.sources, row.metric_values, strict=True)):
             if figure is not None and made:
                 runs_by_maker.setdefault(made, {})[place] = None
                 knowing.add(place)
     for made, places in runs_by_maker.items():
-        letters = ", ".join(map(letter_of, sorted(places)))
+        letters = ", ".join(map(run_letter, sorted(places)))
         is_all = places.keys() == knowing
         yield made if is_all else phrase("{letters}: {maker}", letters=letters, maker=made)
 
 
-def _reasons(rows: Sequence[FigureRow]) -> Iterator[str]:
+def _not_ranked_notes(rows: Sequence[ComparisonRow]) -> Iterator[str]:
     labels: dict[str, list[str]] = {}
     for row in rows:
-        if row.unranked:
-            labels.setdefault(row.unranked, []).append(row.label)
+        if row.not_ranked:
+            labels.setdefault(row.not_ranked, []).append(row.label)
     for reason, of in labels.items():
         if len(of) == len(rows):
             yield phrase("not ranked: {reason}", reason=reason)
         else:
-            yield phrase("not ranked ({figures}): {reason}", figures=listed(of), reason=reason)
+            yield phrase("not ranked ({figures}): {reason}", figures=join_phrases(of), reason=reason)
 
 
-def letter_of(place: int) -> str:
+def run_letter(place: int) -> str:
     return chr(ord("A") + place)
 
 
-def compare(runs: Sequence[ComparedRun], baseline: int = 0) -> Comparison:
+def compare_runs(runs: Sequence[ComparedRun], baseline: int = 0) -> Comparison:
     """Rows of which some run knows the figure, and what differs. Cheap: figures are made before."""
     assert 0 <= baseline < len(runs), baseline
     return Comparison(
         tuple(runs),
         baseline,
-        tuple(_rows(runs, baseline)),
-        tuple(differences.of_configurations(runs)),
-        tuple(differences.of_the_rest(runs)),
+        tuple(_build_rows(runs, baseline)),
+        tuple(differences.config_differences(runs)),
+        tuple(differences.other_differences(runs)),
     )
 
 
-def _rows(runs: Sequence[ComparedRun], baseline: int) -> Iterator[FigureRow]:
-    for group, kinds in ROWS.items():
+def _build_rows(runs: Sequence[ComparedRun], baseline: int) -> Iterator[ComparisonRow]:
+    for group, kinds in ROW_SPECS.items():
         for kind in kinds:
-            if kind.key == "steps_per_s" and any("samples_per_s" in run.figures for run in runs):
+            if kind.key == "steps_per_s" and any("samples_per_s" in run.metrics for run in runs):
                 continue  # the same said twice
-            figures = tuple(run.figures.get(kind.key) for run in runs)
+            figures = tuple(run.metrics.get(kind.key) for run in runs)
             if any(figure is not None for figure in figures):
-                yield _row(group, kind, runs, figures, baseline)
+                yield _build_row(group, kind, runs, figures, baseline)
             if kind.key == "loss" and (common := _common_loss(runs)) is not None:
                 first, step, losses = common
                 label = _common_label(format_count(first), format_count(step))
-                at_step = RowKind(COMMON_STEP, label, words.LOSS, LESS, differences.LOSS)
-                yield _row(group, at_step, runs, losses, baseline)
+                at_step = RowSpec(COMMON_STEP_KEY, label, formatting.LOSS, LESS, differences.LOSS)
+                yield _build_row(group, at_step, runs, losses, baseline)
             if kind.key == "sent":
-                yield from _by_algorithm(group, runs, baseline)
+                yield from _algorithm_rows(group, runs, baseline)
 
 
-def _by_algorithm(group: str, runs: Sequence[ComparedRun], baseline: int) -> Iterator[FigureRow]:
+def _algorithm_rows(group: str, runs: Sequence[ComparedRun], baseline: int) -> Iterator[ComparisonRow]:
     """What each algorithm sends, where a run has several or runs have different ones."""
-    names = sorted({key for run in runs for key in run.figures if key.startswith(SENT)})
+    names = sorted({key for run in runs for key in run.metrics if key.startswith(SENT_PREFIX)})
     for key in names if len(names) > 1 else ():
-        kind = RowKind(key, phrase("by {algorithm}", algorithm=key.removeprefix(SENT)), words.BYTES)
-        yield _row(group, kind, runs, tuple(run.figures.get(key) for run in runs), baseline)
+        kind = RowSpec(
+            key, phrase("by {algorithm}", algorithm=key.removeprefix(SENT_PREFIX)), formatting.BYTES
+        )
+        yield _build_row(group, kind, runs, tuple(run.metrics.get(key) for run in runs), baseline)
 
 
 def _common_label(first: str, last: str) -> str:
@@ -205,7 +209,7 @@ def _common_label(first: str, last: str) -> str:
     return phrase("Mean loss, steps {first} to {last}", first=first, last=last)
 
 
-def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[Figure | None, ...]] | None:
+def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[MetricValue | None, ...]] | None:
     """The last steps that every run has reached, from one to another, and the mean losses of them; None where
     all runs stand there."""
     steps = [run.value("step") for run in runs]
@@ -213,31 +217,31 @@ def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[Figure | 
     if len(reached) < 2 or len(set(reached)) == 1:
         return None
     step = int(min(reached))
-    first = step - max(1, min(_MOST_AVERAGED, step // 5)) + 1
+    first = step - max(1, min(_MAX_AVERAGED_STEPS, step // 5)) + 1
     losses = [run.mean_loss(first, step) if own else None for run, own in zip(runs, steps, strict=True)]
     if sum(loss is not None for loss in losses) < 2:
         return None
-    return first, step, tuple(None if loss is None else Figure(loss) for loss in losses)
+    return first, step, tuple(None if loss is None else MetricValue(loss) for loss in losses)
 
 
-def _row(
+def _build_row(
     group: str,
-    kind: RowKind,
+    kind: RowSpec,
     runs: Sequence[ComparedRun],
-    figures: tuple[Figure | None, ...],
+    figures: tuple[MetricValue | None, ...],
     baseline: int,
-) -> FigureRow:
+) -> ComparisonRow:
     knowing = [run for run, figure in zip(runs, figures, strict=True) if figure is not None]
-    unranked = differences.why_not(kind.ranked, knowing) if kind.better else ""
-    best = _best(kind, figures) if kind.better and not unranked else ()
+    unranked = differences.not_ranked_reason(kind.ranking, knowing) if kind.better else ""
+    best = _best_indices(kind, figures) if kind.better and not unranked else ()
     base = figures[baseline]
     from_base = [
-        words.difference_in_words(kind.unit, figure, base)
+        formatting.format_difference(kind.unit, figure, base)
         if kind.better and not unranked and place != baseline and figure is not None and base is not None
         else ""
         for place, figure in enumerate(figures)
     ]
-    return FigureRow(
+    return ComparisonRow(
         kind.key,
         kind.label,
         group,
@@ -247,35 +251,35 @@ def _row(
         best,
         tuple(from_base),
         unranked,
-        tuple(_made_by(kind, run) for run in runs),
+        tuple(_value_source(kind, run) for run in runs),
     )
 
 
-def _made_by(kind: RowKind, run: ComparedRun) -> str:
-    if kind.key in _PREDICTED:
+def _value_source(kind: RowSpec, run: ComparedRun) -> str:
+    if kind.key in _PREDICTED_KEYS:
         return phrase(PREDICTED)
-    if kind.key in _FROM_THEORY:
+    if kind.key in _THEORETICAL_KEYS:
         return phrase("from the schedule")
-    if (kind.unit == words.BYTES and kind.ranked == differences.MEMORY) or kind.key == "imbalance":
-        return run.memory_words
-    if kind.ranked in (differences.TIME, differences.STEP_TIME, differences.TOTAL_TIME):
-        return words.kind_in_words(run)
+    if (kind.unit == formatting.BYTES and kind.ranking == differences.MEMORY) or kind.key == "imbalance":
+        return run.memory_source_text
+    if kind.ranking in (differences.TIME, differences.STEP_TIME, differences.TOTAL_TIME):
+        return formatting.format_time_source(run)
     return phrase("measured")
 
 
-def _best(kind: RowKind, figures: Sequence[Figure | None]) -> tuple[int, ...]:
+def _best_indices(kind: RowSpec, figures: Sequence[MetricValue | None]) -> tuple[int, ...]:
     """The places that are not told apart from the best; none where that is every one that is known."""
     known = {place: figure for place, figure in enumerate(figures) if figure is not None}
     if len(known) < 2:
         return ()
     choose = min if kind.better == LESS else max
     first = choose(known.values(), key=lambda figure: figure.value)
-    best = tuple(place for place, figure in known.items() if _is_alike(kind.unit, figure, first))
+    best = tuple(place for place, figure in known.items() if _is_tied(kind.unit, figure, first))
     return best if len(best) < len(known) else ()
 
 
-def _is_alike(unit: str, figure: Figure, best: Figure) -> bool:
-    if words.are_alike(unit, figure, best):
+def _is_tied(unit: str, figure: MetricValue, best: MetricValue) -> bool:
+    if formatting.is_same_value(unit, figure, best):
         return True
     halves = (figure.low, figure.high, best.low, best.high)
     if None in halves:

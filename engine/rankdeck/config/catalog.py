@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from rankdeck.base.parsing import JsonObject
 from rankdeck.config import mesh_sizes
-from rankdeck.config.planning import Planning, uses_torchs_ddp, usual_meshes
+from rankdeck.config.planning import StrategyPlanning, candidate_meshes, uses_native_ddp
 
 
 class Options(BaseModel):
@@ -260,7 +260,7 @@ class OneCycleArgs(Options):
 
 
 @dataclass(frozen=True)
-class CatalogCard:
+class CatalogSpec:
     """One row.
 
     `target` is "module:attribute", `hint` at most four words. `train_samples`: of data that always has as
@@ -282,47 +282,47 @@ class CatalogCard:
 
 
 @dataclass(frozen=True)
-class StrategyCard(CatalogCard):
+class StrategySpec(CatalogSpec):
     """`one_process`: one rank drives all devices. `one_device`: it uses the first of them only.
-    `batch_shards`: the batch is cut by the number of devices. `min_devices`: fewer make no sense.
+    `is_batch_sharded`: the batch is cut by the number of devices. `min_devices`: fewer make no sense.
     `is_stale`: it steps with gradients of older weights, and trains something else than one device.
     """
 
     one_process: bool = False
     one_device: bool = False
-    batch_shards: bool = True
+    is_batch_sharded: bool = True
     min_devices: int = 1
     is_stale: bool = False
     icon: str = "server"
-    lives: str = ""
-    sends: str = ""
-    wins: str = ""
-    breaks: str = ""
-    planning: Planning = field(default_factory=Planning)
+    placement: str = ""
+    communication: str = ""
+    strengths: str = ""
+    limits: str = ""
+    planning: StrategyPlanning = field(default_factory=StrategyPlanning)
 
     @property
     def has_mesh(self) -> bool:
         """Whether its options are the sizes of a mesh."""
         return issubclass(self.options, MeshOptions)
 
-    def changed(self, options: Mapping[str, Any]) -> dict[str, object]:
+    def non_default_options(self, options: Mapping[str, Any]) -> dict[str, object]:
         """Options that are not the default ones."""
         defaults = self.options().model_dump()
         return {name: value for name, value in options.items() if defaults.get(name) != value}
 
-    def batch_cut(self, options: Mapping[str, Any], num_devices: int) -> tuple[int, int]:
+    def batch_split(self, options: Mapping[str, Any], num_devices: int) -> tuple[int, int]:
         """(slices of the batch, stages with microbatches between them)."""
-        if self.planning.batch_cut is not None:
-            return self.planning.batch_cut(options, num_devices)
-        return (num_devices if self.batch_shards else 1), 1
+        if self.planning.batch_split is not None:
+            return self.planning.batch_split(options, num_devices)
+        return (num_devices if self.is_batch_sharded else 1), 1
 
 
 def _table(*cards: Any) -> Mapping[str, Any]:
     return types.MappingProxyType({card.name: card for card in cards})
 
 
-STRATEGIES: Mapping[str, StrategyCard] = _table(
-    StrategyCard(
+STRATEGIES: Mapping[str, StrategySpec] = _table(
+    StrategySpec(
         "single",
         "Single",
         "one device",
@@ -330,15 +330,15 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "rankdeck.strategies.single:Single",
         one_process=True,
         one_device=True,
-        batch_shards=False,
+        is_batch_sharded=False,
         icon="primitive-square",
-        lives="Everything is on one device.",
-        sends="0 bytes per step.",
-        wins="The model and its batch fit one device, and one device is fast enough.",
-        breaks="The model or the batch does not fit one device.",
-        planning=Planning(in_turn=True, one_thread=True),
+        placement="Everything is on one device.",
+        communication="0 bytes per step.",
+        strengths="The model and its batch fit one device, and one device is fast enough.",
+        limits="The model or the batch does not fit one device.",
+        planning=StrategyPlanning(is_sequential=True, has_one_thread=True),
     ),
-    StrategyCard(
+    StrategySpec(
         "dp",
         "DP",
         "threads, device 0 gathers",
@@ -348,23 +348,23 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         DpOptions,
         one_process=True,
         icon="type-hierarchy",
-        lives="Weights, gradients and optimizer state are on device 0. During a step, every other device "
+        placement="Weights, gradients and optimizer state are on device 0. During a step, every other device "
         "has a copy of the weights.",
-        sends="Per step and other device: P bytes of weights out, P bytes of gradients back, inputs out "
-        "and outputs back.",
-        wins="A quick try on two devices; ddp is better in nearly every other case. parallel_loss gathers "
-        "losses instead of outputs.",
-        breaks="Device 0 runs out of memory first, because it holds the gathered outputs, the loss and the "
+        communication="Per step and other device: P bytes of weights out, P bytes of gradients back, inputs "
+        "out and outputs back.",
+        strengths="A quick try on two devices; ddp is better in nearly every other case. parallel_loss "
+        "gathers losses instead of outputs.",
+        limits="Device 0 runs out of memory first, because it holds the gathered outputs, the loss and the "
         "optimizer state while the other devices idle. Batch norm only sees the samples of its own "
         "device.",
-        planning=Planning(
+        planning=StrategyPlanning(
             variants=lambda num_devices: [{}, {"parallel_loss": True}],
             less_memory=lambda options: {} if options["parallel_loss"] else {"parallel_loss": True},
-            one_thread=True,
+            has_one_thread=True,
             waits_for_sends=True,
         ),
     ),
-    StrategyCard(
+    StrategySpec(
         "ddp",
         "DDP",
         "one process per device",
@@ -373,26 +373,26 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "rankdeck.strategies.ddp:Ddp",
         DdpOptions,
         icon="multiple-windows",
-        lives="Every device holds all weights, gradients and optimizer state, and buckets of gradients.",
-        sends="Per rank and step, for G bytes of gradients: 2(n-1)/n x G (native, ring), (n-1) x G "
+        placement="Every device holds all weights, gradients and optimizer state, and buckets of gradients.",
+        communication="Per rank and step, for G bytes of gradients: 2(n-1)/n x G (native, ring), (n-1) x G "
         "(all-to-all); reduce-broadcast sends (n-1) x G from rank 0 and G from every other rank. "
         "fp16 and bf16 halve G.",
-        wins="The model fits one device. Memory is equal on all devices, and the speed-up is close to "
+        strengths="The model fits one device. Memory is equal on all devices, and the speed-up is close to "
         "linear.",
-        breaks="Weights, gradients and optimizer state do not fit one device, or links are slow and batches "
+        limits="Weights, gradients and optimizer state do not fit one device, or links are slow and batches "
         "small. Batch norm only sees the samples of its own device unless sync_batchnorm is set.",
-        planning=Planning(
+        planning=StrategyPlanning(
             variants=lambda num_devices: [{}, {"gradient_as_bucket_view": True}],
             less_memory=lambda options: (
                 {"gradient_as_bucket_view": True}
-                if uses_torchs_ddp(options) and not options["gradient_as_bucket_view"]
+                if uses_native_ddp(options) and not options["gradient_as_bucket_view"]
                 else {}
             ),
             equal_ranks="all",
-            stand_in=lambda options: "single" if uses_torchs_ddp(options) else None,
+            stand_in=lambda options: "single" if uses_native_ddp(options) else None,
         ),
     ),
-    StrategyCard(
+    StrategySpec(
         "fsdp",
         "FSDP",
         "weights in slices",
@@ -401,22 +401,22 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "rankdeck.strategies.fsdp:Fsdp",
         FsdpOptions,
         icon="pie-chart",
-        lives="Every device holds 1/n of the weights, gradients and optimizer state, the block that is "
+        placement="Every device holds 1/n of the weights, gradients and optimizer state, the block that is "
         "gathered now, and the layers that are in no block (embeddings, head).",
-        sends="Per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G); without "
-        "reshard (n-1)/n x (P + G). gloo sends 2G instead of G.",
-        wins="The model does not fit one device. Memory per device falls with the number of devices.",
-        breaks="Links are slow: weights are sent in every forward and backward pass. A model without "
+        communication="Per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G); "
+        "without reshard (n-1)/n x (P + G). gloo sends 2G instead of G.",
+        strengths="The model does not fit one device. Memory per device falls with the number of devices.",
+        limits="Links are slow: weights are sent in every forward and backward pass. A model without "
         "repeated blocks is gathered all at once. Batch norm only sees the samples of its own device "
         "unless sync_batchnorm is set.",
-        planning=Planning(
+        planning=StrategyPlanning(
             variants=lambda num_devices: [{}, {"reshard": False}],
             less_memory=lambda options: {} if options["reshard"] else {"reshard": True},
             equal_ranks="slices",
-            side_streams=True,
+            has_side_streams=True,
         ),
     ),
-    StrategyCard(
+    StrategySpec(
         "model",
         "Model parallel",
         "layers on different devices",
@@ -425,17 +425,18 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "rankdeck.strategies.model_parallel:ModelParallel",
         CutOptions,
         one_process=True,
-        batch_shards=False,
+        is_batch_sharded=False,
         icon="layers",
-        lives="Each device holds the weights, gradients, optimizer state and activations of its own layers.",
-        sends="Per step and cut 2 x A bytes: A bytes of activations of the whole batch forward, A bytes of "
-        "gradients back. Tied weights are sent once more.",
-        wins="The model does not fit one device, and the result must equal single exactly, batch norm "
+        placement="Each device holds the weights, gradients, optimizer state and activations of its own "
+        "layers.",
+        communication="Per step and cut 2 x A bytes: A bytes of activations of the whole batch forward, A "
+        "bytes of gradients back. Tied weights are sent once more.",
+        strengths="The model does not fit one device, and the result must equal single exactly, batch norm "
         "included.",
-        breaks="Only one device computes at a time. With uneven layers, the fullest device sets the limit.",
-        planning=Planning(in_turn=True, one_thread=True, uses_nccl=False),
+        limits="Only one device computes at a time. With uneven layers, the fullest device sets the limit.",
+        planning=StrategyPlanning(is_sequential=True, has_one_thread=True, uses_nccl=False),
     ),
-    StrategyCard(
+    StrategySpec(
         "pipeline",
         "Pipeline",
         "microbatches through stages",
@@ -443,29 +444,29 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "through the stages so that all ranks compute at once.",
         "rankdeck.strategies.pipeline:PipelineParallel",
         PipelineOptions,
-        batch_shards=False,
+        is_batch_sharded=False,
         min_devices=2,
         icon="split-vertical",
-        lives="Each rank holds the weights, gradients and optimizer state of its own stages, and the "
+        placement="Each rank holds the weights, gradients and optimizer state of its own stages, and the "
         "activations of the microbatches in flight: m of them with gpipe, p - s on stage s with "
         "1f1b.",
-        sends="Per rank and step m x a bytes of activations forward and m x a bytes of gradients back, for "
-        "each cut to another rank and microbatches of a bytes at the cut.",
-        wins="The model is too deep for one device and links are slow: little is sent, and only between "
+        communication="Per rank and step m x a bytes of activations forward and m x a bytes of gradients "
+        "back, for each cut to another rank and microbatches of a bytes at the cut.",
+        strengths="The model is too deep for one device and links are slow: little is sent, and only between "
         "neighbors. The bubble is (p-1)/(m+p-1) of the step; interleaved and zero-bubble schedules "
         "shrink it.",
-        breaks="Few microbatches make the bubble large, and all ranks wait for the slowest stage. Batch "
+        limits="Few microbatches make the bubble large, and all ranks wait for the slowest stage. Batch "
         "norm normalizes over a single microbatch; its running statistics are those of the whole "
         "batch.",
-        planning=Planning(
+        planning=StrategyPlanning(
             variants=lambda num_devices: [
                 {"schedule": schedule} for schedule in ("gpipe", "1f1b", "interleaved-1f1b")
             ],
             label_option="schedule",
-            batch_cut=lambda options, num_devices: (1, num_devices),
+            batch_split=lambda options, num_devices: (1, num_devices),
         ),
     ),
-    StrategyCard(
+    StrategySpec(
         "pipeline-async",
         "Async pipeline",
         "no flush, stale weights",
@@ -473,21 +474,21 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "gradient arrives, and keeps the older weights that microbatches in flight started with.",
         "rankdeck.strategies.pipeline_async:AsyncPipeline",
         AsyncPipelineOptions,
-        batch_shards=False,
+        is_batch_sharded=False,
         min_devices=2,
         is_stale=True,
         icon="run-all",
-        lives="Stage s of p holds its weights, gradients and optimizer state, p - s versions of its "
+        placement="Stage s of p holds its weights, gradients and optimizer state, p - s versions of its "
         "weights (2bw: two), and the activations of p - s microbatches.",
-        sends="Per rank and microbatch a bytes of activations forward and a bytes of gradients back, for "
-        "each cut and microbatches of a bytes at the cut.",
-        wins="Deep pipelines without a bubble, if training tolerates weights that are p - 1 - s updates "
+        communication="Per rank and microbatch a bytes of activations forward and a bytes of gradients back, "
+        "for each cut and microbatches of a bytes at the cut.",
+        strengths="Deep pipelines without a bubble, if training tolerates weights that are p - 1 - s updates "
         "old (2bw: one update).",
-        breaks="Stale gradients overshoot at large learning rates. Tied weights and clip_norm are refused, "
+        limits="Stale gradients overshoot at large learning rates. Tied weights and clip_norm are refused, "
         "because the stages are never at the same update.",
-        planning=Planning(variants=lambda num_devices: [{"mode": "stash"}], label_option="mode"),
+        planning=StrategyPlanning(variants=lambda num_devices: [{"mode": "stash"}], label_option="mode"),
     ),
-    StrategyCard(
+    StrategySpec(
         "tensor",
         "Tensor parallel",
         "layers split over devices",
@@ -495,29 +496,29 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "large layer, and the partial results are summed inside every block.",
         "rankdeck.strategies.tensor_parallel:TensorParallel",
         TensorOptions,
-        batch_shards=False,
+        is_batch_sharded=False,
         icon="split-horizontal",
-        lives="Every device holds 1/n of the split weights with their gradients and optimizer state, and "
+        placement="Every device holds 1/n of the split weights with their gradients and optimizer state, and "
         "all other weights (norms, positions). The activations between the two layers of a pair are "
         "split too.",
-        sends="Per rank and step 4 x 2(n-1)/n x A bytes per block, for A = batch x tokens x width x 4 "
-        "bytes. The embedding adds the same once, and the logits add (n-1)/n of their size unless "
+        communication="Per rank and step 4 x 2(n-1)/n x A bytes per block, for A = batch x tokens x width x "
+        "4 bytes. The embedding adds the same once, and the logits add (n-1)/n of their size unless "
         "loss_parallel is set.",
-        wins="Single layers are too large for one device, and links are as fast as NVLink: a few ranks of "
-        "one machine.",
-        breaks="Links are slow: every block waits for its sums. The number of devices must divide the "
+        strengths="Single layers are too large for one device, and links are as fast as NVLink: a few ranks "
+        "of one machine.",
+        limits="Links are slow: every block waits for its sums. The number of devices must divide the "
         "attention heads. Layers other than Linear and Embedding (convolutions, fused Conv1D) are "
         "not split.",
-        planning=Planning(
+        planning=StrategyPlanning(
             less_memory=lambda options: (
                 {} if options["sequence_parallel"] else {"sequence_parallel": True, "loss_parallel": True}
             ),
             equal_ranks="all",
-            late_steps=1,
+            extra_steps=1,
             waits_for_sends=True,
         ),
     ),
-    StrategyCard(
+    StrategySpec(
         "hybrid",
         "Hybrid",
         "several axes at once",
@@ -525,29 +526,30 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "Without any size: two stages, and replicas of them on the other devices.",
         "rankdeck.strategies.hybrid:Hybrid",
         HybridOptions,
-        batch_shards=False,
+        is_batch_sharded=False,
         min_devices=2,
         icon="type-hierarchy-sub",
-        lives="Every device holds 1/(shard x stage x tensor) of the weights, gradients and optimizer "
+        placement="Every device holds 1/(shard x stage x tensor) of the weights, gradients and optimizer "
         "state. Replicas along data hold the same slices.",
-        sends="Per rank and step the sum over the axes: data sends 2(n-1)/n x g for the g bytes of "
+        communication="Per rank and step the sum over the axes: data sends 2(n-1)/n x g for the g bytes of "
         "gradients that the rank holds, shard sends as fsdp, stage as pipeline, tensor as tensor.",
-        wins="No single axis fits the model: tensor inside a machine, stages and replicas across machines.",
-        breaks="The limits of every axis apply, and a large mesh leaves each device little to do. Batch "
+        strengths="No single axis fits the model: tensor inside a machine, stages and replicas across "
+        "machines.",
+        limits="The limits of every axis apply, and a large mesh leaves each device little to do. Batch "
         "norm only sees the samples of its own device.",
-        planning=Planning(
-            variants=usual_meshes,
-            batch_cut=lambda options, num_devices: (mesh_sizes.batch_slices(options), options["stage"]),
+        planning=StrategyPlanning(
+            variants=candidate_meshes,
+            batch_split=lambda options, num_devices: (mesh_sizes.num_batch_slices(options), options["stage"]),
             equal_ranks="mesh",
-            late_steps=1,
+            extra_steps=1,
             waits_for_sends=True,
-            side_streams=True,
+            has_side_streams=True,
         ),
     ),
 )
 
-MODELS: Mapping[str, CatalogCard] = _table(
-    CatalogCard(
+MODELS: Mapping[str, CatalogSpec] = _table(
+    CatalogSpec(
         "mlp",
         "MLP",
         "fully connected",
@@ -555,7 +557,7 @@ MODELS: Mapping[str, CatalogCard] = _table(
         "rankdeck.models.mlp:build",
         MlpArgs,
     ),
-    CatalogCard(
+    CatalogSpec(
         "gpt",
         "GPT",
         "decoder transformer",
@@ -563,7 +565,7 @@ MODELS: Mapping[str, CatalogCard] = _table(
         "rankdeck.models.gpt:build",
         GptArgs,
     ),
-    CatalogCard(
+    CatalogSpec(
         "resnet",
         "ResNet",
         "convolutions, batch norm",
@@ -573,8 +575,8 @@ MODELS: Mapping[str, CatalogCard] = _table(
     ),
 )
 
-DATA: Mapping[str, CatalogCard] = _table(
-    CatalogCard(
+DATA: Mapping[str, CatalogSpec] = _table(
+    CatalogSpec(
         "digits",
         "Digits",
         "8x8 handwritten digits",
@@ -582,7 +584,7 @@ DATA: Mapping[str, CatalogCard] = _table(
         "rankdeck.data.digits:Digits",
         train_samples=1442,
     ),
-    CatalogCard(
+    CatalogSpec(
         "text",
         "Text",
         "files as tokens",
@@ -590,7 +592,7 @@ DATA: Mapping[str, CatalogCard] = _table(
         "rankdeck.data.text:Text",
         TextArgs,
     ),
-    CatalogCard(
+    CatalogSpec(
         "images",
         "Images",
         "a folder per class",
@@ -598,7 +600,7 @@ DATA: Mapping[str, CatalogCard] = _table(
         "rankdeck.data.images:Images",
         ImagesArgs,
     ),
-    CatalogCard(
+    CatalogSpec(
         "synthetic",
         "Synthetic",
         "made up, adapts",
@@ -608,25 +610,25 @@ DATA: Mapping[str, CatalogCard] = _table(
     ),
 )
 
-MASKED = -100
+IGNORE_INDEX = -100
 """A target with this value counts neither in the loss nor in the number of targets."""
 
-LOSSES: Mapping[str, CatalogCard] = _table(
-    CatalogCard(
+LOSSES: Mapping[str, CatalogSpec] = _table(
+    CatalogSpec(
         "cross_entropy",
         "Cross entropy",
         "classes or tokens",
         "Summed over targets that are not -100.",
         "rankdeck.models.losses:cross_entropy",
     ),
-    CatalogCard(
+    CatalogSpec(
         "mse",
         "Mean squared error",
         "numbers",
         "Summed over the elements of the targets.",
         "rankdeck.models.losses:mse",
     ),
-    CatalogCard(
+    CatalogSpec(
         "model",
         "The model's own",
         "outputs.loss",
@@ -635,11 +637,11 @@ LOSSES: Mapping[str, CatalogCard] = _table(
     ),
 )
 
-OPTIMIZERS: Mapping[str, CatalogCard] = _table(
-    CatalogCard(
+OPTIMIZERS: Mapping[str, CatalogSpec] = _table(
+    CatalogSpec(
         "sgd", "SGD", "momentum optional", "Stochastic gradient descent.", "torch.optim:SGD", SgdArgs
     ),
-    CatalogCard(
+    CatalogSpec(
         "adamw",
         "AdamW",
         "decoupled decay",
@@ -647,11 +649,11 @@ OPTIMIZERS: Mapping[str, CatalogCard] = _table(
         "torch.optim:AdamW",
         AdamwArgs,
     ),
-    CatalogCard("adam", "Adam", "adaptive", "Adam.", "torch.optim:Adam", AdamArgs),
+    CatalogSpec("adam", "Adam", "adaptive", "Adam.", "torch.optim:Adam", AdamArgs),
 )
 
-SCHEDULES: Mapping[str, CatalogCard] = _table(
-    CatalogCard(
+SCHEDULES: Mapping[str, CatalogSpec] = _table(
+    CatalogSpec(
         "constant",
         "Constant",
         "after warm-up",
@@ -659,7 +661,7 @@ SCHEDULES: Mapping[str, CatalogCard] = _table(
         "rankdeck.training.workload:constant",
         WarmupArgs,
     ),
-    CatalogCard(
+    CatalogSpec(
         "cosine",
         "Cosine",
         "half a wave down",
@@ -667,7 +669,7 @@ SCHEDULES: Mapping[str, CatalogCard] = _table(
         "rankdeck.training.workload:cosine",
         CosineArgs,
     ),
-    CatalogCard(
+    CatalogSpec(
         "linear",
         "Linear",
         "straight down",
@@ -675,7 +677,7 @@ SCHEDULES: Mapping[str, CatalogCard] = _table(
         "rankdeck.training.workload:linear",
         CosineArgs,
     ),
-    CatalogCard(
+    CatalogSpec(
         "one-cycle",
         "One cycle",
         "up, then down",
@@ -710,7 +712,7 @@ def option_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
     """The fields of an options model, in order, with their bounds and choices."""
     schema = options.model_json_schema()["properties"]
     return tuple(
-        _option_field(name, info, schema[name], info.description or _text(options, name))
+        _option_field(name, info, schema[name], info.description or _field_docstring(options, name))
         for name, info in options.model_fields.items()
     )
 
@@ -735,15 +737,15 @@ def _option_field(name: str, info: FieldInfo, schema: JsonObject, text: str) -> 
     )
 
 
-def _text(options: type[BaseModel], field: str) -> str:
+def _field_docstring(options: type[BaseModel], field: str) -> str:
     """What stands below a field, in the class that says most of it."""
     classes = [cls for cls in options.__mro__ if issubclass(cls, BaseModel) and cls is not BaseModel]
-    texts = (_texts_below(cls.__module__).get((cls.__name__, field)) for cls in classes)
+    texts = (_field_docstrings(cls.__module__).get((cls.__name__, field)) for cls in classes)
     return next(filter(None, texts), "")
 
 
 @functools.cache
-def _texts_below(module: str) -> dict[tuple[str, str], str]:
+def _field_docstrings(module: str) -> dict[tuple[str, str], str]:
     """(class, field) -> the docstring below the field. Read from the source when a form asks for it: pydantic
     itself (use_attribute_docstrings) would at every import, which takes 35 ms."""
     texts = {}

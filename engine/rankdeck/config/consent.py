@@ -21,74 +21,77 @@ from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, DataError, ModelError, RankdeckError
 from rankdeck.base.home import state_dir
 from rankdeck.base.masking import mask_arguments
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.config.schema import RunConfig
 from rankdeck.config.script import ScriptConfig
 
 
 @dataclass(frozen=True)
-class Execution:
-    """`words` say what is executed, an entry for each; `digest` is that of all that decides what it does."""
+class CodeExecution:
+    """`descriptions` say what is executed, an entry for each; `digest` is that of all that decides what it
+    does."""
 
-    words: tuple[str, ...]
+    descriptions: tuple[str, ...]
     digest: str
 
 
-def execution_of(config: RunConfig | ScriptConfig) -> Execution | None:
+def execution_of(config: RunConfig | ScriptConfig) -> CodeExecution | None:
     """None for a configuration that uses the catalogue alone: it executes nothing of others."""
     if isinstance(config, ScriptConfig):
         folder = Path(config.script.folder).absolute()
         told = config.script.model_dump(exclude={"python_source"}) | {"folder": str(folder)}
-        return _execution([_script_words(config, folder)], told)
-    calls = config.own_calls()
+        return _make_execution([_describe_script(config, folder)], told)
+    calls = config.user_calls()
     folder = Path(config.folder or ".").absolute()
-    words = [_call_words(use, arguments, folder) for use, arguments in calls.values()]
-    return _execution(words, {"folder": str(folder), **calls}) if calls else None
+    words = [_describe_call(use, arguments, folder) for use, arguments in calls.values()]
+    return _make_execution(words, {"folder": str(folder), **calls}) if calls else None
 
 
-def is_agreed(execution: Execution) -> bool:
+def has_consent(execution: CodeExecution) -> bool:
     """Whether the person has started this here, or said yes to it."""
     try:
-        return execution.digest in files.read_bytes(_agreed_file()).decode("ascii", "replace").split()
+        return execution.digest in files.read_bytes(_consent_file()).decode("ascii", "replace").split()
     except OSError:
         return False
 
 
-def is_known(config: RunConfig | ScriptConfig) -> bool:
+def has_config_consent(config: RunConfig | ScriptConfig) -> bool:
     """Whether nothing of others is executed, or all of it is agreed to."""
     execution = execution_of(config)
-    return execution is None or is_agreed(execution)
+    return execution is None or has_consent(execution)
 
 
-def agree(execution: Execution) -> None:
+def record_consent(execution: CodeExecution) -> None:
     """Remember it. Where that fails, the question comes again."""
-    if is_agreed(execution):
+    if has_consent(execution):
         return
     try:
-        _agreed_file().parent.mkdir(parents=True, exist_ok=True)
-        with open(_agreed_file(), "a", encoding="ascii") as file:
+        _consent_file().parent.mkdir(parents=True, exist_ok=True)
+        with open(_consent_file(), "a", encoding="ascii") as file:
             file.write(f"{execution.digest}\n")
     except OSError:
         pass
 
 
-def agree_to_start(config: RunConfig | ScriptConfig) -> None:
+def record_start_consent(config: RunConfig | ScriptConfig) -> None:
     """A person starts this: that is an answer."""
     execution = execution_of(config)
     if execution is not None:
-        agree(execution)
+        record_consent(execution)
 
 
-def _agreed_file() -> Path:
+def _consent_file() -> Path:
     return state_dir() / "agreed"
 
 
-def _execution(words: list[str], told: Mapping[str, object]) -> Execution:
+def _make_execution(words: list[str], told: Mapping[str, object]) -> CodeExecution:
     text = json.dumps(told, sort_keys=True, default=str)
-    return Execution(tuple(words), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest())
+    return CodeExecution(
+        tuple(words), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+    )
 
 
-def _call_words(use: str, arguments: Mapping[str, object], folder: Path) -> str:
+def _describe_call(use: str, arguments: Mapping[str, object], folder: Path) -> str:
     """'/home/me/model.py:Model(width=64)'; of a module the folder that it is looked for in first, too."""
     module, _, name = use.rpartition(":")
     call = f":{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
@@ -97,17 +100,17 @@ def _call_words(use: str, arguments: Mapping[str, object], folder: Path) -> str:
     return f"{module}{call} [{folder}]"
 
 
-def _script_words(config: ScriptConfig, folder: Path) -> str:
+def _describe_script(config: ScriptConfig, folder: Path) -> str:
     variables = [f"{name}={value}" for name, value in config.script.environment.items()]
     return f"{shlex.join(mask_arguments([*variables, *config.command()]))} [{folder}]"
 
 
 # Files and folders that a configuration names are there, before anything of it runs.
 
-_NO_CODE = {
-    (False, False): marked("{option}: {file} does not exist."),
-    (True, False): marked("{option}: {file} is no file."),
-    (True, True): marked("{option}: {file} is empty."),
+_MISSING_CODE = {
+    (False, False): tr_noop("{option}: {file} does not exist."),
+    (True, False): tr_noop("{option}: {file} is no file."),
+    (True, True): tr_noop("{option}: {file} is empty."),
 }
 """By whether it is there, and a file."""
 
@@ -170,6 +173,6 @@ def check_code(config: RunConfig) -> None:
         code = Path(config.folder or ".", file)
         if not (colon and file.endswith(".py")) or (code.is_file() and code.stat().st_size):
             continue
-        template = _NO_CODE[(code.exists(), code.is_file())]
+        template = _MISSING_CODE[(code.exists(), code.is_file())]
         message = phrase(template, option=f"{section}.use", file=file)
         raise error(message, path=f"{section}.use", advice=phrase("Correct the path."))

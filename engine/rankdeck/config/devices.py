@@ -13,7 +13,9 @@ from rankdeck.base.errors import DeviceError
 from rankdeck.base.phrases import phrase
 
 MAX_VIRTUAL_DEVICES = 64
-_FORMS = phrase("Use auto, cpu:N (a rehearsal on N virtual devices), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
+_FORMS_ADVICE = phrase(
+    "Use auto, cpu:N (a rehearsal on N virtual devices), gpu:all, gpu:0,2 or gpu:GPU-<uuid>."
+)
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,9 @@ def parse_devices(text: str) -> DeviceSelection:
             message = phrase(
                 '"{name}" in "{text}" is neither a GPU\'s index nor its UUID.', name=bad[0], text=text
             )
-            raise DeviceError(message, advice=_FORMS)
+            raise DeviceError(message, advice=_FORMS_ADVICE)
         if len(set(names)) < len(names):
             message = phrase('"{text}" names a GPU twice.', text=text)
             raise DeviceError(message, advice=phrase("Name each GPU once."))
         return DeviceSelection("gpu", gpus=names)
-    raise DeviceError(phrase('"{text}" is not a choice of devices.', text=text), advice=_FORMS)
+    raise DeviceError(phrase('"{text}" is not a choice of devices.', text=text), advice=_FORMS_ADVICE)

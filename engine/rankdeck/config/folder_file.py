@@ -26,15 +26,15 @@ from pydantic import Field
 from tomlkit import TOMLDocument, items
 
 from rankdeck.base import files
-from rankdeck.base.errors import ConfigError, Problem, RankdeckError, closest, did_you_mean, one_of
-from rankdeck.base.parsing import TomlTable, key_lines, toml_of
+from rankdeck.base.errors import ConfigError, Problem, RankdeckError, closest, did_you_mean, format_choices
+from rankdeck.base.parsing import TomlTable, key_lines, parse_toml
 from rankdeck.base.phrases import phrase
 from rankdeck.config.checks import ProblemReport
 from rankdeck.config.schema import Count, Table
-from rankdeck.config.script import ranks_of
+from rankdeck.config.script import num_ranks_of
 
 FOLDER_FILE = "rankdeck.toml"
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _TABLES = ("run", "scripts")
 
 
@@ -67,13 +67,13 @@ class ScriptEntry(Table):
 
 @dataclass(frozen=True)
 class FolderFile:
-    """A rankdeck.toml, read; empty where the folder has none. `wrong` are the problems of entries that cannot
-    be run, by name; they break no other entry."""
+    """A rankdeck.toml, read; empty where the folder has none. `problems_by_entry` are the problems of entries
+    that cannot be run, by name; they break no other entry."""
 
     path: Path
     python: str | None = None
     entries: dict[str, ScriptEntry] = field(default_factory=dict)
-    wrong: dict[str, list[Problem]] = field(default_factory=dict)
+    problems_by_entry: dict[str, list[Problem]] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -83,8 +83,8 @@ class FolderFile:
         """Raises: ConfigError where there is no such entry, or with what is wrong with it."""
         if name in self.entries:
             return self.entries[name]
-        if name in self.wrong:
-            raise _refused(self.path, self.wrong[name])
+        if name in self.problems_by_entry:
+            raise _config_error(self.path, self.problems_by_entry[name])
         if not self.path.exists():
             raise ConfigError(
                 phrase("{folder} has no {file}.", folder=self.folder, file=FOLDER_FILE),
@@ -94,7 +94,7 @@ class FolderFile:
             )
         there = phrase("Write [scripts.{name}] into it.", name=name)
         if self.entries:
-            there = phrase("There are: {names}.", names=one_of(self.entries))
+            there = phrase("There are: {names}.", names=format_choices(self.entries))
         raise ConfigError(
             phrase('{file} has no entry "{name}".', file=self.path, name=name),
             code="no-entry",
@@ -102,9 +102,14 @@ class FolderFile:
             advice=did_you_mean(name, self.entries) or there,
         )
 
-    def note(self, besides: str | None = None) -> str | None:
-        """One line about what is wrong with entries other than `besides`; None where nothing is."""
-        wrong = [problem for name, problems in self.wrong.items() if name != besides for problem in problems]
+    def entry_warning(self, except_entry: str | None = None) -> str | None:
+        """One line about what is wrong with entries other than `except_entry`; None where nothing is."""
+        wrong = [
+            problem
+            for name, problems in self.problems_by_entry.items()
+            if name != except_entry
+            for problem in problems
+        ]
         if not wrong:
             return None
         problem, more = wrong[0].headline(str(self.path)), len(wrong) - 1
@@ -113,7 +118,7 @@ class FolderFile:
         return phrase("{problem} It is not used.", problem=problem)
 
 
-def read(folder: Path) -> FolderFile:
+def read_folder_file(folder: Path) -> FolderFile:
     """The folder's file.
 
     Raises:
@@ -121,28 +126,28 @@ def read(folder: Path) -> FolderFile:
             read.
     """
     path = folder / FOLDER_FILE
-    text = _text(path)
+    text = _read_text(path)
     if text is None:
         return FolderFile(path)
     try:
-        tables = toml_of(text)
+        tables = parse_toml(text)
     except tomllib.TOMLDecodeError as error:
-        raise _not_toml(path, error) from None
+        raise _toml_error(path, error) from None
     report = ProblemReport(key_lines(text), [])
-    found = _checked(report, path, tables)
+    found = _validate(report, path, tables)
     if report.problems:
-        raise _refused(path, report.problems)
+        raise _config_error(path, report.problems)
     return found
 
 
-def _refused(path: Path, problems: Sequence[Problem]) -> ConfigError:
+def _config_error(path: Path, problems: Sequence[Problem]) -> ConfigError:
     problems = sorted(problems, key=lambda problem: problem.line or 0)
-    refused = ConfigError(problems[0].said("message"), problems=problems)
+    refused = ConfigError(problems[0].as_phrase("message"), problems=problems)
     refused.file = str(path)
     return refused
 
 
-def _checked(report: ProblemReport, path: Path, tables: TomlTable) -> FolderFile:
+def _validate(report: ProblemReport, path: Path, tables: TomlTable) -> FolderFile:
     for key in tables:
         if key not in _TABLES:
             message = phrase("{key} is not a table of {file}.", key=key, file=FOLDER_FILE)
@@ -174,7 +179,7 @@ def _checked(report: ProblemReport, path: Path, tables: TomlTable) -> FolderFile
 
 def _check_devices(report: ProblemReport, name: str, entry: ScriptEntry) -> None:
     try:
-        ranks_of(entry.devices, entry.ranks)
+        num_ranks_of(entry.devices, entry.ranks)
     except RankdeckError as error:
         key = "ranks" if error.problem.path == "script.ranks" else "devices"
         report.add(error.problem.code, ("scripts", name, key), error.message, error.advice)
@@ -220,26 +225,26 @@ def remove_entry(folder: Path, name: str) -> None:
 
 def _rewrite(folder: Path, change: Callable[[Any], None]) -> None:
     path = folder / FOLDER_FILE
-    before = _text(path) or ""
+    before = _read_text(path) or ""
     try:
         document = tomlkit.parse(before)
         change(document)
         text = tomlkit.dumps(document)
     except (ValueError, TypeError, AttributeError) as error:  # no TOML, or `run` and `scripts` are no tables
-        raise _not_toml(path, error) from None
+        raise _toml_error(path, error) from None
     if text == before:
         return
     try:
-        files.write_whole(path, text)
+        files.write_atomic(path, text)
     except OSError as error:
         message = phrase("{file} cannot be written: {why}.", file=path, why=error.strerror)
         raise ConfigError(message, code="unwritable", path=str(path)) from None
 
 
-def _text(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     """Raises: ConfigError where something is there that cannot be read."""
     try:
-        return files.read_bytes(path, _MOST_BYTES).decode("utf-8-sig")
+        return files.read_bytes(path, _MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -248,7 +253,7 @@ def _text(path: Path) -> str | None:
         raise ConfigError(message, code="unreadable", path=str(path)) from None
 
 
-def _not_toml(path: Path, error: Exception) -> ConfigError:
+def _toml_error(path: Path, error: Exception) -> ConfigError:
     return ConfigError(
         phrase("{file} is not what a rankdeck.toml is: {why}.", file=path, why=error),
         code="toml",

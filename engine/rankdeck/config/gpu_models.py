@@ -31,8 +31,8 @@ from rankdeck.base.units import parse_bytes
 _MIB = 2**20
 _TERA = 10**12
 _GIGA = 10**9
-_OLD_WORKSPACE = (2 * 4096 + 8 * 16) * 1024
-_NEW_WORKSPACE = 32 * _MIB
+_PRE_HOPPER_WORKSPACE_BYTES = (2 * 4096 + 8 * 16) * 1024
+_HOPPER_WORKSPACE_BYTES = 32 * _MIB
 # Where all kernels are loaded at once: with CUDA before 11.7, or CUDA_MODULE_LOADING=EAGER. Published, from
 # nvidia-smi behind the first tensor and less the tensor: V100 1,343 MiB (Hugging Face, "Model training
 # anatomy"), RTX 2080 Ti 877 MiB (github.com/pytorch/pytorch/issues/49877), whose architecture a T4 has. Since
@@ -56,18 +56,18 @@ class Rates:
 
 @dataclass(frozen=True)
 class GpuModel:
-    """See the top of this file. `rates` and `link` are None where nobody knows."""
+    """See the top of this file. `rates` and `link_bytes_per_s` are None where nobody knows."""
 
     name: str
     total_bytes: int
     rates: Rates | None = None
-    link: float | None = None
+    link_bytes_per_s: float | None = None
     context_bytes: int = 512 * _MIB
-    workspace_bytes: int = _OLD_WORKSPACE
+    workspace_bytes: int = _PRE_HOPPER_WORKSPACE_BYTES
     nccl_bytes: int = 256 * _MIB
 
     @property
-    def workspaces_bytes(self) -> int:
+    def process_workspace_bytes(self) -> int:
         """What cuBLAS holds inside torch's allocator in a training process."""
         return 2 * self.workspace_bytes
 
@@ -92,7 +92,7 @@ def _gpu(
         Rates(fp32 * _TERA, tf32 * _TERA, half * _TERA, gigabytes_per_s * _GIGA),
         link * _GIGA,
         context_bytes=_OLDER_CONTEXTS_MIB.get(name, 640 if hopper else 512) * _MIB,
-        workspace_bytes=_NEW_WORKSPACE if hopper else _OLD_WORKSPACE,
+        workspace_bytes=_HOPPER_WORKSPACE_BYTES if hopper else _PRE_HOPPER_WORKSPACE_BYTES,
         nccl_bytes=(1024 if hopper else 512 if by_nvlink else 256) * _MIB,
     )
 
@@ -128,16 +128,16 @@ def find_gpu(name: str, total_bytes: int | None = None) -> GpuModel | None:
 
     Of models that come in sizes `total_bytes` decides, else the name's own number.
     """
-    words = _words(name)
-    fitting = [model for model in GPU_MODELS if _chip(model.name) <= words]
+    words = _name_tokens(name)
+    fitting = [model for model in GPU_MODELS if _chip_tokens(model.name) <= words]
     if not fitting:
         return None
-    longest = max(len(_chip(model.name)) for model in fitting)
-    fitting = [model for model in fitting if len(_chip(model.name)) == longest]
+    longest = max(len(_chip_tokens(model.name)) for model in fitting)
+    fitting = [model for model in fitting if len(_chip_tokens(model.name)) == longest]
     if total_bytes is not None:
         nearest = min(fitting, key=lambda model: abs(model.total_bytes - total_bytes))
         return replace(nearest, total_bytes=total_bytes)
-    named = [model for model in fitting if _words(model.name) <= words]
+    named = [model for model in fitting if _name_tokens(model.name) <= words]
     return named[-1] if named else fitting[-1]
 
 
@@ -146,16 +146,16 @@ def gpu_model(name: str, total_bytes: int | None) -> GpuModel:
     return find_gpu(name, total_bytes) or GpuModel(name, total_bytes or 0)
 
 
-def _words(name: str) -> set[str]:
+def _name_tokens(name: str) -> set[str]:
     return set(re.findall(r"[a-z]+[0-9]*[a-z]*|[0-9]+[a-z]*", name.lower()))
 
 
-def _chip(name: str) -> set[str]:
+def _chip_tokens(name: str) -> set[str]:
     """Words that name the chip, without its size."""
-    return {word for word in _words(name) if not word.endswith("gb")}
+    return {word for word in _name_tokens(name) if not word.endswith("gb")}
 
 
-def parse_planned(text: str) -> list[GpuModel] | None:
+def parse_planned_gpus(text: str) -> list[GpuModel] | None:
     """The GPUs of "8 x A100-80GB" or "4 x 24GiB", in order; None where the text is of another form.
 
     Raises:
@@ -170,7 +170,7 @@ def parse_planned(text: str) -> list[GpuModel] | None:
             phrase("{count} GPUs cannot be planned for.", count=count),
             advice=phrase("Use 1 to {most}.", most=MAX_PLANNED),
         )
-    model = find_gpu(name) or _of_size(name)
+    model = find_gpu(name) or _gpu_of_size(name)
     if model is None:
         known = [known.name for known in GPU_MODELS]
         raise DeviceError(
@@ -184,7 +184,7 @@ def parse_planned(text: str) -> list[GpuModel] | None:
     return [model] * count
 
 
-def _of_size(text: str) -> GpuModel | None:
+def _gpu_of_size(text: str) -> GpuModel | None:
     try:
         return GpuModel(text, parse_bytes(text)) if re.search("[a-zA-Z]", text) else None
     except ValueError:

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdeck.base.errors import ConfigError, did_you_mean
-from rankdeck.base.home import expanded
+from rankdeck.base.home import expand_home
 from rankdeck.base.phrases import phrase
 from rankdeck.config import environments
-from rankdeck.config.environments import OWN
+from rankdeck.config.environments import OWN_PYTHON_TEXT
 from rankdeck.config.folder_file import FOLDER_FILE
 
-ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
-PATH = "script.python"
+ACTIVE_ENV_VARIABLES = ("VIRTUAL_ENV", "CONDA_PREFIX")
+PYTHON_OPTION = "script.python"
 """The option that is blamed, as config.toml calls it."""
-_ANSWERS_WITHIN_S = 20.0
+_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,13 @@ class ChosenPython:
     source: str
     notes: tuple[str, ...] = ()
 
-    def in_words(self, environ: Mapping[str, str]) -> str:
+    def describe(self, environ: Mapping[str, str]) -> str:
         """'/p/.venv/bin/python (.venv), Python 3.11.7, torch 2.13.0'."""
-        return f"{self.python} ({self.source}), {environments.describe(self.python, environ).versions()}"
+        info = environments.describe_interpreter(self.python, environ)
+        return f"{self.python} ({self.source}), {info.format_versions()}"
 
 
-def choose(
+def choose_python(
     given: str | None,
     *,
     folders: Sequence[Path],
@@ -57,16 +58,20 @@ def choose(
     """
     folder = folders[0] if folders else Path.cwd()
     if given is not None:
-        return ChosenPython(named(given, folder=folder, environ=environ, where="--python"), "--python")
+        return ChosenPython(
+            find_named_python(given, folder=folder, environ=environ, source="--python"), "--python"
+        )
     if from_file is not None:
         base = from_file_folder or folder
-        return ChosenPython(named(from_file, folder=base, environ=environ, where=FOLDER_FILE), FOLDER_FILE)
+        return ChosenPython(
+            find_named_python(from_file, folder=base, environ=environ, source=FOLDER_FILE), FOLDER_FILE
+        )
     notes: list[str] = []
-    for variable in ACTIVE:
+    for variable in ACTIVE_ENV_VARIABLES:
         prefix = environ.get(variable)
-        if not prefix or environments.is_own(Path(prefix)):
+        if not prefix or environments.is_rankdeck_environment(Path(prefix)):
             continue
-        if (python := environments.python_in(Path(prefix).absolute())) is not None:
+        if (python := environments.find_python(Path(prefix).absolute())) is not None:
             return ChosenPython(python, variable, tuple(notes))
         notes.append(
             phrase(
@@ -76,38 +81,38 @@ def choose(
             )
         )
     for place in folders:
-        if (python := environments.python_in(place.absolute() / ".venv")) is not None:
+        if (python := environments.find_python(place.absolute() / ".venv")) is not None:
             return ChosenPython(python, ".venv", tuple(notes))
-    return ChosenPython(environments.own(), OWN, tuple(notes))
+    return ChosenPython(environments.rankdeck_python(), OWN_PYTHON_TEXT, tuple(notes))
 
 
-def named(text: str, *, folder: Path, environ: Mapping[str, str], where: str) -> Path:
+def find_named_python(text: str, *, folder: Path, environ: Mapping[str, str], source: str) -> Path:
     """The interpreter that a person named: a path, an environment's folder, or a command on PATH.
 
-    Links are not followed, since an environment's Python is one. `where` it was named is told in errors.
+    Links are not followed, since an environment's Python is one. `source` it was named is told in errors.
 
     Raises:
         ConfigError: there is no such interpreter.
     """
     if not text.strip():
-        message = phrase("{where} names no interpreter.", where=where)
-        raise _no_python(message, phrase("Name one, or an environment's folder."))
-    path = (folder / expanded(text)).absolute()
+        message = phrase("{where} names no interpreter.", where=source)
+        raise _no_python_error(message, phrase("Name one, or an environment's folder."))
+    path = (folder / expand_home(text)).absolute()
     if path.is_dir():
-        if (python := environments.python_in(path)) is not None:
+        if (python := environments.find_python(path)) is not None:
             return python
-        message = phrase("{where}: {text} is a folder without bin/python.", where=where, text=text)
-        raise _no_python(message, phrase("Name an environment's folder."))
+        message = phrase("{where}: {text} is a folder without bin/python.", where=source, text=text)
+        raise _no_python_error(message, phrase("Name an environment's folder."))
     if environments.is_executable(path):
         return path
     if "/" not in text and (found := shutil.which(text, path=environ.get("PATH"))):
         return Path(found).absolute()
     if path.exists():
-        message = phrase("{where}: {text} cannot be executed.", where=where, text=text)
-        raise _no_python(message, phrase("Name the interpreter itself."))
-    known = [str(item.python) for item in environments.all_known(folder, environ)]
+        message = phrase("{where}: {text} cannot be executed.", where=source, text=text)
+        raise _no_python_error(message, phrase("Name the interpreter itself."))
+    known = [str(item.python) for item in environments.find_interpreters(folder, environ)]
     advice = did_you_mean(text, known) or phrase("Name an interpreter, or an environment's folder.")
-    raise _no_python(phrase("{where}: there is no Python at {text}.", where=where, text=text), advice)
+    raise _no_python_error(phrase("{where}: there is no Python at {text}.", where=source, text=text), advice)
 
 
 def check_is_python(chosen: ChosenPython) -> None:
@@ -122,7 +127,7 @@ def check_is_python(chosen: ChosenPython) -> None:
             [chosen.python, "-c", "print(6 * 7)"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_ANSWERS_WITHIN_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
         if done.stdout.strip() == b"42":
@@ -130,8 +135,8 @@ def check_is_python(chosen: ChosenPython) -> None:
     except (OSError, subprocess.TimeoutExpired):
         pass
     message = phrase("{source}: {python} is no Python.", source=chosen.source, python=chosen.python)
-    raise _no_python(message, phrase("Name an interpreter, or an environment's folder."))
+    raise _no_python_error(message, phrase("Name an interpreter, or an environment's folder."))
 
 
-def _no_python(message: str, advice: str) -> ConfigError:
-    return ConfigError(message, code="no-python", path=PATH, advice=advice)
+def _no_python_error(message: str, advice: str) -> ConfigError:
+    return ConfigError(message, code="no-python", path=PYTHON_OPTION, advice=advice)

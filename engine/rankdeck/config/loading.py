@@ -12,32 +12,32 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
-from rankdeck.base.files import LARGEST_TOML_BYTES
-from rankdeck.base.home import expanded
-from rankdeck.base.names import checked_name
-from rankdeck.base.parsing import Place, TomlTable, key_lines, toml_of
+from rankdeck.base.errors import ConfigError, Problem, did_you_mean, format_choices
+from rankdeck.base.files import MAX_TOML_BYTES
+from rankdeck.base.home import expand_home
+from rankdeck.base.names import validate_name
+from rankdeck.base.parsing import KeyPath, TomlTable, key_lines, parse_toml
 from rankdeck.base.phrases import phrase
-from rankdeck.config.checks import ProblemReport, choice, fill_ins_told, find_card
-from rankdeck.config.naming import given_name
-from rankdeck.config.rules import TABLE_RULES, CheckedTables, check_together
+from rankdeck.config.checks import ProblemReport, find_spec, report_placeholders, validate_choice
+from rankdeck.config.naming import explicit_name
+from rankdeck.config.rules import TABLE_RULES, CheckedTables, check_combinations
 from rankdeck.config.schema import Choice, RunConfig, Table
 
-_TOP_LEVEL = RunConfig.model_fields
+_TOP_LEVEL_FIELDS = RunConfig.model_fields
 _SECTIONS = {
     name: field.annotation
-    for name, field in _TOP_LEVEL.items()
+    for name, field in _TOP_LEVEL_FIELDS.items()
     if name != "strategy" and isinstance(field.annotation, type) and issubclass(field.annotation, Table)
 }
 
 
-_OF_A_SCRIPT = phrase(
+_SCRIPT_ADVICE = phrase(
     "A script's run says this, and is no configuration: `rankdeck resume` runs it again, `rankdeck adopt` "
     "makes a configuration of it."
 )
 
 
-class Changes(TypedDict, total=False):
+class ConfigChanges(TypedDict, total=False):
     """What a command line changes, in this order. `strategy` replaces the whole table; `overrides` are like
     "train.steps=50"."""
 
@@ -48,7 +48,7 @@ class Changes(TypedDict, total=False):
 
 
 def load(
-    path: Path, *, folder: Path | None = None, to_plan: bool = False, **changes: Unpack[Changes]
+    path: Path, *, folder: Path | None = None, to_plan: bool = False, **changes: Unpack[ConfigChanges]
 ) -> RunConfig:
     """The configuration in a file, with the command line's changes applied. Relative paths start in `folder`,
     by default the file's own. `to_plan`: see `from_text`.
@@ -58,9 +58,9 @@ def load(
     """
     try:
         with path.open("rb") as file:  # a pipe, as <(command), is one too
-            data = file.read(LARGEST_TOML_BYTES + 1)
-        if len(data) > LARGEST_TOML_BYTES:
-            raise OSError(errno.EFBIG, phrase("it is larger than {most} bytes", most=LARGEST_TOML_BYTES))
+            data = file.read(MAX_TOML_BYTES + 1)
+        if len(data) > MAX_TOML_BYTES:
+            raise OSError(errno.EFBIG, phrase("it is larger than {most} bytes", most=MAX_TOML_BYTES))
         text = data.decode("utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or phrase("it is not UTF-8 text")
@@ -81,14 +81,14 @@ def from_text(
     stem: str = "run",
     resolve: Callable[[Path], Path] = Path.resolve,
     to_plan: bool = False,
-    **changes: Unpack[Changes],
+    **changes: Unpack[ConfigChanges],
 ) -> RunConfig:
     """As `load`, for text that is not in a file yet. `resolve` makes a path absolute: with `Path.absolute` no
     link is followed and no disk asked, which the app's editor needs at each key. With `to_plan` the chosen
     strategy need not go together with the rest: others are planned all the same.
     """
     try:
-        tables = toml_of(text)
+        tables = parse_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
             phrase("This is not TOML: {why}.", why=error),
@@ -100,18 +100,18 @@ def from_text(
     for key in ("strategy", "devices", "name"):
         if (value := changes.get(key)) is not None:
             tables[key] = value if key == "name" else {"use": value}
-            _not_in_file(lines, (key,))
+            _clear_lines(lines, (key,))
     problems = []
     for override in changes.get("overrides", ()):
-        place = _override_place(override)
+        place = _override_path(override)
         if problem := _apply_override(tables, override):
             problems.append(problem)
         else:
-            _not_in_file(lines, place)
+            _clear_lines(lines, place)
     try:
         return from_dict(tables, folder=folder, stem=stem, resolve=resolve, lines=lines, problems=problems)
     except ConfigError:
-        chosen = choice(ProblemReport({}, []), ("strategy",), tables.get("strategy", {}), "single")
+        chosen = validate_choice(ProblemReport({}, []), ("strategy",), tables.get("strategy", {}), "single")
         if not to_plan or problems or chosen is None:
             raise
         try:
@@ -123,11 +123,11 @@ def from_text(
     return rest.model_copy(update={"strategy": chosen})
 
 
-def _override_place(override: str) -> Place:
+def _override_path(override: str) -> KeyPath:
     return tuple(part.strip() for part in override.partition("=")[0].split("."))
 
 
-def _not_in_file(lines: dict[Place, int | None], place: Place) -> None:
+def _clear_lines(lines: dict[KeyPath, int | None], place: KeyPath) -> None:
     """The command line gave this: no line of the file may be blamed for it."""
     for inside in [known for known in lines if known[: len(place)] == place]:
         del lines[inside]
@@ -140,7 +140,7 @@ def from_dict(
     folder: Path,
     stem: str = "run",
     resolve: Callable[[Path], Path] = Path.resolve,
-    lines: dict[Place, int | None] | None = None,
+    lines: dict[KeyPath, int | None] | None = None,
     problems: list[Problem] | None = None,
 ) -> RunConfig:
     """The configuration in nested tables as `to_dict` gives them.
@@ -149,45 +149,46 @@ def from_dict(
         ConfigError: every problem at once.
     """
     report = ProblemReport(lines or {}, problems or [])
-    filled = fill_ins_told(report, tables)
+    filled = report_placeholders(report, tables)
     is_filled_in, tables = filled == tables, filled
     raw_folder = tables.get("folder")
     base = Path(raw_folder) if isinstance(raw_folder, str) else folder
     values: dict[str, Any] = {"folder": str(resolve(base))}
     for key in tables:
-        if key not in _TOP_LEVEL:
+        if key not in _TOP_LEVEL_FIELDS:
             report.add(
                 "unknown-option",
                 (key,),
                 phrase("{key} is not a table of a configuration.", key=key),
-                _OF_A_SCRIPT
+                _SCRIPT_ADVICE
                 if key == "script"
-                else did_you_mean(key, _TOP_LEVEL) or phrase("Known: {names}.", names=one_of(_TOP_LEVEL)),
+                else did_you_mean(key, _TOP_LEVEL_FIELDS)
+                or phrase("Known: {names}.", names=format_choices(_TOP_LEVEL_FIELDS)),
             )
-    values["name"] = given_name(tables, stem)
+    values["name"] = explicit_name(tables, stem)
     if not isinstance(tables.get("name", ""), str):
         message, advice = phrase("name must be text in quotes."), phrase('Write name = "my run".')
         report.add("wrong-type", ("name",), message, advice)
     try:
-        checked_name(values["name"])
+        validate_name(values["name"])
     except ConfigError as error:
-        report.add("wrong-value", ("name",), error.message, error.problem.said("advice"))
+        report.add("wrong-value", ("name",), error.message, error.problem.as_phrase("advice"))
     if raw_folder is not None and not isinstance(raw_folder, str):
         message, advice = phrase("folder must be text in quotes."), phrase('Write folder = "path".')
         report.add("wrong-type", ("folder",), message, advice)
     for section in _SECTIONS:
-        values[section] = _section(report, section, tables.get(section, {}))
-    values["strategy"] = choice(report, ("strategy",), tables.get("strategy", {}), "single")
+        values[section] = _validate_section(report, section, tables.get(section, {}))
+    values["strategy"] = validate_choice(report, ("strategy",), tables.get("strategy", {}), "single")
     if is_filled_in and all(values[key] is not None for key in ("train", "strategy", "devices", "hosts")):
         checked = CheckedTables(**{name: values[name] for name in CheckedTables._fields})
-        values["strategy"] = check_together(report, checked)
+        values["strategy"] = check_combinations(report, checked)
     if report.problems:
         problems = sorted(report.problems, key=lambda problem: problem.line or 0)
-        raise ConfigError(problems[0].said("message"), problems=problems)
+        raise ConfigError(problems[0].as_phrase("message"), problems=problems)
     return _with_absolute_paths(RunConfig(**values), base, resolve)
 
 
-def _section(report: ProblemReport, section: str, values: Any) -> Any:
+def _validate_section(report: ProblemReport, section: str, values: Any) -> Any:
     """One table, validated with the choices or the card's args inside it; None when it has a problem."""
     table_type = _SECTIONS[section]
     if not isinstance(values, dict):
@@ -196,22 +197,24 @@ def _section(report: ProblemReport, section: str, values: Any) -> Any:
     before = len(report.problems)
     if section == "train":
         for key, default in (("optimizer", "adamw"), ("schedule", "constant")):
-            values[key] = choice(report, (section, key), values.get(key, {}), default) or Choice(use=default)
+            values[key] = validate_choice(report, (section, key), values.get(key, {}), default) or Choice(
+                use=default
+            )
     table: Any = report.validate(table_type, (section,), values)
     if table is None:
         return None
     if section in ("model", "data", "loss"):
-        table = _card_table(report, section, table)
+        table = _validate_catalog_table(report, section, table)
     elif section in TABLE_RULES:
         TABLE_RULES[section](report, table)
     return None if len(report.problems) > before else table
 
 
-def _card_table(report: ProblemReport, section: str, table: Any) -> Any:
+def _validate_catalog_table(report: ProblemReport, section: str, table: Any) -> Any:
     """The catalogue's own options checked and completed; a person's own factory gets its args as they are."""
     if ":" in table.use:
-        return table if report.check_own_code((section,), table.use) else None
-    card = find_card(report, (section,), table.use)
+        return table if report.check_user_code((section,), table.use) else None
+    card = find_spec(report, (section,), table.use)
     if card is None or section == "loss":
         return card and table
     args = report.validate(card.options, (section, "args"), table.args, ((section,), table.use))
@@ -225,7 +228,7 @@ def _card_table(report: ProblemReport, section: str, table: Any) -> Any:
 def _apply_override(tables: TomlTable, override: str) -> Problem | None:
     """One "--set key=value" applied to the tables. A value that is not TOML is taken as text."""
     key, equals, raw = override.partition("=")
-    parts = _override_place(override)
+    parts = _override_path(override)
     if not equals or not all(parts):
         return Problem(
             "override",
@@ -233,7 +236,7 @@ def _apply_override(tables: TomlTable, override: str) -> Problem | None:
             advice=phrase("Write it as --set train.steps=50."),
         )
     try:
-        value = toml_of(f"value = {raw}")["value"]
+        value = parse_toml(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw.strip()
     table = tables
@@ -265,7 +268,7 @@ def _with_absolute_paths(config: RunConfig, base: Path, resolve: Callable[[Path]
         args = getattr(table, "args", {})
         path = args.get("path")
         if isinstance(path, str) and not path.startswith("@"):
-            update["args"] = {**args, "path": str(resolve(base / expanded(path)))}
+            update["args"] = {**args, "path": str(resolve(base / expand_home(path)))}
         tables[section] = table.model_copy(update=update)
     return config.model_copy(update=tables)
 
@@ -273,7 +276,7 @@ def _with_absolute_paths(config: RunConfig, base: Path, resolve: Callable[[Path]
 def _absolute_code(use: str, base: Path, resolve: Callable[[Path], Path]) -> str:
     module, colon, attribute = use.rpartition(":")
     if colon and module.endswith(".py"):
-        return f"{resolve(base / expanded(module))}:{attribute}"
+        return f"{resolve(base / expand_home(module))}:{attribute}"
     return use
 
 

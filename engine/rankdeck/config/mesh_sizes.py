@@ -13,7 +13,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import Phrase, phrase
 
 AXES = ("data", "shard", "stage", "tensor")
-_SHOWN_CHOICES = 6
+_MAX_CHOICES = 6
 
 
 def sizes_of(options: Mapping[str, Any]) -> dict[str, int]:
@@ -21,20 +21,20 @@ def sizes_of(options: Mapping[str, Any]) -> dict[str, int]:
     return {axis: int(options.get(axis, 1)) for axis in AXES}
 
 
-def batch_slices(options: Mapping[str, Any]) -> int:
+def num_batch_slices(options: Mapping[str, Any]) -> int:
     """Into how many slices the ranks cut a batch: ranks of one pipeline or one tensor group share theirs."""
     sizes = sizes_of(options)
     return sizes["data"] * sizes["shard"]
 
 
-def usual_sizes(num_devices: int) -> dict[str, int]:
+def default_mesh_sizes(num_devices: int) -> dict[str, int]:
     """A mesh to begin with: pipelines of two stages where the devices are even in number, else replicas."""
     if num_devices > 2 and num_devices % 2 == 0:
         return {"data": num_devices // 2, "stage": 2}
     return {"data": num_devices}
 
 
-def problem(options: Mapping[str, Any], num_devices: int) -> Problem | None:
+def mesh_problem(options: Mapping[str, Any], num_devices: int) -> Problem | None:
     """Sizes that do not multiply to the number of devices, with those that do."""
     sizes = sizes_of(options)
     product = math.prod(sizes.values())
@@ -47,20 +47,20 @@ def problem(options: Mapping[str, Any], num_devices: int) -> Problem | None:
     choices = sorted(_factors(num_devices, len(axes)), key=lambda sizes: (sizes.count(1), sizes))
     words = [
         ", ".join(f"{axis} = {size}" for axis, size in zip(axes, sizes, strict=True))
-        for sizes in choices[:_SHOWN_CHOICES]
+        for sizes in choices[:_MAX_CHOICES]
     ]
     if product > 1:
         words.append(f"devices.use = cpu:{product}")
     return Problem(
         "mesh",
-        _message(shown, product, num_devices),
+        _mesh_message(shown, product, num_devices),
         path=f"strategy.{next(iter(named), axes[0])}",
         advice=phrase("Set in strategy: {choices}.", choices="; or ".join(words)),
         cure={f"strategy.{axis}": size for axis, size in zip(axes, choices[0], strict=True)},
     )
 
 
-def _message(sizes: str, places: int, devices: int) -> Phrase:
+def _mesh_message(sizes: str, places: int, devices: int) -> Phrase:
     if devices == 1:
         return phrase(
             "The mesh of strategy.use = hybrid has {sizes} = {places} places, and there is 1 device.",

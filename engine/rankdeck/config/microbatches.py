@@ -1,15 +1,15 @@
 """How many microbatches a pipeline may cut its batch into: said before anything starts.
 
-Each schedule has its own rule, from how its actions are laid out; `stages_per_device` is how many stages a
+Each schedule has its own rule, from how its actions are laid out; `STAGES_PER_DEVICE` is how many stages a
 device holds under it. Source: torch.distributed.pipelining.schedules. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from rankdeck.base.errors import Problem, one_of
+from rankdeck.base.errors import Problem, format_choices
 from rankdeck.base.phrases import phrase
 
-stages_per_device = {
+STAGES_PER_DEVICE = {
     "gpipe": 1,
     "1f1b": 1,
     "1f1b-by-hand": 1,
@@ -21,7 +21,7 @@ stages_per_device = {
 }
 
 
-def fits(schedule: str, num_devices: int, microbatches: int) -> bool:
+def can_schedule(schedule: str, num_devices: int, microbatches: int) -> bool:
     """Whether the schedule can be laid out for so many microbatches."""
     if schedule in ("1f1b", "1f1b-by-hand"):
         return microbatches >= num_devices
@@ -32,18 +32,24 @@ def fits(schedule: str, num_devices: int, microbatches: int) -> bool:
     return True
 
 
-def choices(schedule: str, num_devices: int, part_batch: int) -> list[int]:
+def microbatch_choices(schedule: str, num_devices: int, part_batch: int) -> list[int]:
     """Numbers of microbatches that a batch of `part_batch` samples can be cut into."""
-    return [m for m in range(1, part_batch + 1) if part_batch % m == 0 and fits(schedule, num_devices, m)]
+    return [
+        m for m in range(1, part_batch + 1) if part_batch % m == 0 and can_schedule(schedule, num_devices, m)
+    ]
 
 
-def default(schedule: str, num_devices: int, part_batch: int) -> int | None:
+def default_microbatches(schedule: str, num_devices: int, part_batch: int) -> int | None:
     """The choice nearest to twice the number of stages, the larger of two; None where there is none."""
-    wanted = 2 * num_devices * stages_per_device[schedule]
-    return min(choices(schedule, num_devices, part_batch), key=lambda m: (abs(m - wanted), -m), default=None)
+    wanted = 2 * num_devices * STAGES_PER_DEVICE[schedule]
+    return min(
+        microbatch_choices(schedule, num_devices, part_batch),
+        key=lambda m: (abs(m - wanted), -m),
+        default=None,
+    )
 
 
-def problem(
+def microbatch_problem(
     schedule: str, num_devices: int, global_batch: int, accumulate: int, microbatches: int | None
 ) -> Problem | None:
     """What is wrong with strategy.microbatches, None given meaning the default."""
@@ -51,7 +57,7 @@ def problem(
     batch = f"train.global_batch = {global_batch}"
     if accumulate > 1:
         batch += f" / train.accumulate = {accumulate}"
-    possible = choices(schedule, num_devices, part_batch)
+    possible = microbatch_choices(schedule, num_devices, part_batch)
     if not possible:
         least = 2 * num_devices if schedule == "dualpipev" else num_devices
         return Problem(
@@ -86,12 +92,12 @@ def problem(
         "microbatches",
         message,
         path="strategy.microbatches",
-        advice=phrase("Use {choices}.", choices=one_of(map(str, possible))),
+        advice=phrase("Use {choices}.", choices=format_choices(map(str, possible))),
         cure={"strategy.microbatches": nearest},
     )
 
 
-def async_problem(mode: str, num_devices: int, accumulate: int) -> Problem | None:
+def async_pipeline_problem(mode: str, num_devices: int, accumulate: int) -> Problem | None:
     """What is wrong with train.accumulate for a pipeline without a flush."""
     if mode == "stash" and accumulate > 1:
         return Problem(

@@ -12,30 +12,30 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankdeck.base.names import LONGEST_NAME
+from rankdeck.base.names import MAX_NAME_LENGTH
 from rankdeck.config import presets
 from rankdeck.config.catalog import MODELS
 
 if TYPE_CHECKING:
     from rankdeck.config.schema import RunConfig
 
-BETWEEN = " · "
-_LONGEST_VALUE = 24
-_MOST_DIFFERENCES = 4
+SEPARATOR = " · "
+_MAX_VALUE_LENGTH = 24
+_MAX_DIFFERENCES = 4
 # They say how a run was asked for, not what it is.
-_IGNORED = {"name", "folder", "launch"}
+_IGNORED_KEYS = {"name", "folder", "launch"}
 
 
-def given_name(tables: Mapping[str, Any], stem: str) -> str:
+def explicit_name(tables: Mapping[str, Any], stem: str) -> str:
     """What a person called it: the name in the file, else the file's own; empty where that is a preset's."""
-    name = tables.get("name", stem[:LONGEST_NAME])
+    name = tables.get("name", stem[:MAX_NAME_LENGTH])
     name = name.strip() if isinstance(name, str) else ""
     return "" if name in _preset_names() else name
 
 
 @cache
 def _preset_names() -> frozenset[str]:
-    cards = presets.all()
+    cards = presets.list_presets()
     return frozenset([card.name for card in cards] + [card.title for card in cards])
 
 
@@ -44,25 +44,25 @@ def title_of(config: RunConfig, num_devices: int | None = None) -> str:
     several; without `num_devices` as far as the configuration tells."""
     if config.name:
         return config.name
-    strategy = config.strategy_card.title
-    num_devices = 1 if config.strategy_card.one_device else num_devices or config.known_count
+    strategy = config.strategy_spec.title
+    num_devices = 1 if config.strategy_spec.one_device else num_devices or config.known_count
     count = [str(num_devices)] if num_devices is not None and num_devices > 1 else []
-    return BETWEEN.join([_model(config.model.use), strategy, *count])
+    return SEPARATOR.join([_model_title(config.model.use), strategy, *count])
 
 
 def race_title(config: RunConfig, num_devices: int | None) -> str:
     """What a race is called: what a person calls the training, else 'Race · GPT · 4'."""
-    what = [config.name] if config.name else [_model(config.model.use), str(num_devices or "")]
-    return BETWEEN.join(filter(None, ["Race", *what]))
+    what = [config.name] if config.name else [_model_title(config.model.use), str(num_devices or "")]
+    return SEPARATOR.join(filter(None, ["Race", *what]))
 
 
-def _model(use: str) -> str:
+def _model_title(use: str) -> str:
     """A card's title; of a person's own "path/to/file.py:make_net", make_net."""
     card = MODELS.get(use)
     return card.title if card is not None else use.rpartition(":")[2] or Path(use).stem
 
 
-def tell_apart(
+def unique_title(
     name: str, tables: Mapping[str, Any], others: Mapping[str, Callable[[], Mapping[str, Any]]]
 ) -> str:
     """`name`, or where another has it, the name with the first option in which this one differs from that.
@@ -70,16 +70,16 @@ def tell_apart(
     `tables` are the configuration's; `others` read those of the runs whose name begins so, by their names.
     """
     longer = name
-    for _ in range(_MOST_DIFFERENCES):
+    for _ in range(_MAX_DIFFERENCES):
         other = others.get(longer)
         if other is None:
             return longer
         theirs = other()
-        found = (_difference(place, value, _at(theirs, place)) for place, value in _leaves(tables))
+        found = (_difference(place, value, _value_at(theirs, place)) for place, value in _leaves(tables))
         words = next(filter(None, found), "")
         if not words:
             break
-        longer = f"{longer}{BETWEEN}{words}"
+        longer = f"{longer}{SEPARATOR}{words}"
     number = 2
     while f"{longer} #{number}" in others:
         number += 1
@@ -88,7 +88,7 @@ def tell_apart(
 
 def _leaves(tables: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in tables.items():
-        if not place and key in _IGNORED:
+        if not place and key in _IGNORED_KEYS:
             continue
         if isinstance(value, Mapping):
             yield from _leaves(value, (*place, key))
@@ -96,7 +96,7 @@ def _leaves(tables: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[
             yield (*place, key), value
 
 
-def _at(tables: Any, place: Sequence[str]) -> Any:
+def _value_at(tables: Any, place: Sequence[str]) -> Any:
     for key in place:
         tables = tables.get(key) if isinstance(tables, Mapping) else None
     return tables
@@ -112,14 +112,14 @@ def _difference(place: Sequence[str], value: Any, other: Any) -> str:
         if at is None:
             return ""
         before = str(value[at - 1]) if at else ""
-        return _short(f"{before} {value[at]}" if before.startswith("-") else str(value[at]))
+        return _shorten(f"{before} {value[at]}" if before.startswith("-") else str(value[at]))
     key = place[-2] if place[-1] in ("use", "run") and len(place) > 1 else place[-1]
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return f"{key} {_short(text)}"
+    return f"{key} {_shorten(text)}"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     """On one line, without the dashes of an option and the folders of a path."""
     words = text.lstrip("-").replace("=", " ").rpartition("/")[2].split()
     text = " ".join(words)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE].rstrip()}…"
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH].rstrip()}…"

@@ -8,42 +8,42 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Options = Mapping[str, Any]
+StrategyOptions = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Planning:
+class StrategyPlanning:
     """Of one strategy. Options are all of its options by name, defaults included."""
 
-    variants: Callable[[int], Sequence[Options]] = lambda num_devices: [{}]
+    variants: Callable[[int], Sequence[StrategyOptions]] = lambda num_devices: [{}]
     """The options that a plan of all strategies asks about on so many devices."""
-    less_memory: Callable[[Options], Options] = lambda options: {}
+    less_memory: Callable[[StrategyOptions], StrategyOptions] = lambda options: {}
     """Options that need less memory than these."""
     label_option: str | None = None
     """The option that names a row of defaults."""
     equal_ranks: Literal["all", "slices", "mesh", "none"] = "none"
     """Which ranks need the same: all, those with equal slices of weights, those of a mesh that differ along
     data and tensor only, or none."""
-    late_steps: int = 0
+    extra_steps: int = 0
     """Steps more than usual before one is like the next: collectives are counted in the second."""
-    in_turn: bool = False
+    is_sequential: bool = False
     """Whether devices compute one after another."""
-    one_thread: bool = False
+    has_one_thread: bool = False
     """Whether one thread launches the kernels of all devices."""
     waits_for_sends: bool = False
     """Whether the next operation waits for what is sent."""
-    side_streams: bool = False
+    has_side_streams: bool = False
     """Whether what is sent is allocated on a stream of its own."""
     uses_nccl: bool = True
     """Whether devices hold NCCL's buffers."""
-    batch_cut: Callable[[Options, int], tuple[int, int]] | None = None
+    batch_split: Callable[[StrategyOptions, int], tuple[int, int]] | None = None
     """(slices of the batch, stages with microbatches between them) on so many devices, where the card's
     `batch_shards` does not say it."""
-    stand_in: Callable[[Options], str | None] = lambda options: None
+    stand_in: Callable[[StrategyOptions], str | None] = lambda options: None
     """The strategy whose figures, with a set of buckets, serve where torch's wrapper cannot be followed."""
 
 
-def usual_meshes(num_devices: int) -> list[dict[str, int]]:
+def candidate_meshes(num_devices: int) -> list[dict[str, int]]:
     """Pairs of axes over an even number of devices: replicas of pipelines, of slices, and split layers."""
     half = num_devices // 2
     if num_devices < 4 or num_devices % 2:
@@ -56,6 +56,6 @@ def usual_meshes(num_devices: int) -> list[dict[str, int]]:
     ]
 
 
-def uses_torchs_ddp(options: Options) -> bool:
+def uses_native_ddp(options: StrategyOptions) -> bool:
     """Of ddp: every other sync starts after backward, over gradients of its own."""
     return bool(options["sync"] == "native")

@@ -15,7 +15,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
-class PresetCard:
+class Preset:
     """One preset as a list shows it. `text` is its leading comment, `devices` and `strategy` as written."""
 
     name: str
@@ -39,36 +39,36 @@ class PresetCard:
         return sentence.split("\n")[0]
 
 
-def folder() -> Path:
+def presets_folder() -> Path:
     """The folder of the presets: the wheel's, else the checkout's."""
     packed = _PACKAGE / "_presets"
     return packed if packed.is_dir() else _PACKAGE.parents[1] / "presets"
 
 
-def all() -> list[PresetCard]:  # noqa: A001 - read as presets.all()
+def list_presets() -> list[Preset]:
     """Every preset, by name.
 
     A file that cannot be read is left out: a list must not fail over one of them.
     """
     cards = []
-    for path in sorted(folder().glob("*.toml"), key=lambda path: path.stem):
+    for path in sorted(presets_folder().glob("*.toml"), key=lambda path: path.stem):
         try:
-            cards.append(_card(path))
+            cards.append(_read_preset(path))
         except (OSError, ValueError):
             continue
     return cards
 
 
-def find(name: str) -> Path | None:
+def find_preset(name: str) -> Path | None:
     """The file of a preset; None where there is none of this name."""
-    return next((path for path in folder().glob("*.toml") if path.stem == name), None)
+    return next((path for path in presets_folder().glob("*.toml") if path.stem == name), None)
 
 
-def _card(path: Path) -> PresetCard:
+def _read_preset(path: Path) -> Preset:
     source = path.read_text(encoding="utf-8")
     tables = tomllib.loads(source)
     devices = _use(tables, "devices", "auto")
-    return PresetCard(
+    return Preset(
         name=path.stem,
         title=str(tables.get("name", path.stem)),
         text=_leading_comment(source),

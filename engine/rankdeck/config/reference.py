@@ -15,9 +15,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from rankdeck.base.errors import ConfigError, did_you_mean
-from rankdeck.base.phrases import Phrase, listed, marked, phrase
-from rankdeck.config.catalog import CatalogCard, OptionField, option_fields
-from rankdeck.config.checks import CARDS, OTHER_NAMES, OWN_CODE
+from rankdeck.base.phrases import Phrase, join_phrases, phrase, tr_noop
+from rankdeck.config.catalog import CatalogSpec, OptionField, option_fields
+from rankdeck.config.checks import CATALOGS, OTHER_NAMES, USER_CODE_TABLES
 from rankdeck.config.schema import Choice, RunConfig
 
 KeyPath = tuple[str, ...]
@@ -25,21 +25,21 @@ KeyPath = tuple[str, ...]
 
 _BARE_KEY = re.compile(r"[\w-]+")
 _KINDS = {
-    "bool": marked("true or false"),
-    "int": marked("whole number"),
-    "float": marked("number"),
-    "text": marked("text"),
-    "list": marked("list"),
-    "table": marked("table"),
-    "choice": marked("one of these"),
+    "bool": tr_noop("true or false"),
+    "int": tr_noop("whole number"),
+    "float": tr_noop("number"),
+    "text": tr_noop("text"),
+    "list": tr_noop("list"),
+    "table": tr_noop("table"),
+    "choice": tr_noop("one of these"),
 }
 _ROLES = {
-    ("model",): marked("Model"),
-    ("data",): marked("Data set"),
-    ("loss",): marked("Loss function"),
-    ("train", "optimizer"): marked("Optimizer"),
-    ("train", "schedule"): marked("Learning rate schedule"),
-    ("strategy",): marked("Parallel strategy"),
+    ("model",): tr_noop("Model"),
+    ("data",): tr_noop("Data set"),
+    ("loss",): tr_noop("Loss function"),
+    ("train", "optimizer"): tr_noop("Optimizer"),
+    ("train", "schedule"): tr_noop("Learning rate schedule"),
+    ("strategy",): tr_noop("Parallel strategy"),
 }
 
 
@@ -142,7 +142,7 @@ def table_fields(table: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionFie
 
     `uses` gives the `use` of each table where it is not the default one.
     """
-    if table and table[-1] == "args" and table[:-1] in CARDS:
+    if table and table[-1] == "args" and table[:-1] in CATALOGS:
         return _card_fields(table[:-1], uses)
     model: Any = RunConfig
     for name in table:
@@ -150,9 +150,11 @@ def table_fields(table: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionFie
         model = None if field is None else table_type(field.annotation)
     if not _is_table(model):
         return ()
-    if table not in CARDS:
+    if table not in CATALOGS:
         return option_fields(model)
-    use = OptionField("use", "choice", default_use(table), _explained_choices(table), tuple(CARDS[table][1]))
+    use = OptionField(
+        "use", "choice", default_use(table), _explained_choices(table), tuple(CATALOGS[table][1])
+    )
     if model is Choice:
         return (use, *_card_fields(table, uses))
     return tuple(use if one.name == "use" else one for one in option_fields(model))
@@ -163,7 +165,7 @@ def describe(field: OptionField) -> Phrase:
     parts = [phrase(_KINDS[field.kind])]
     low, high = field.minimum, field.maximum
     high = None if high is not None and high >= 2**31 else high  # no bound that a person could meet
-    above = marked("above {low:.10g}") if field.excludes_minimum else marked("{low:.10g} or more")
+    above = tr_noop("above {low:.10g}") if field.excludes_minimum else tr_noop("{low:.10g} or more")
     if low is not None and high is not None and not field.excludes_minimum:
         parts.append(phrase("{low:.10g} to {high:.10g}", low=low, high=high))
     elif low is not None:
@@ -172,7 +174,7 @@ def describe(field: OptionField) -> Phrase:
         parts.append(phrase("at most {high:.10g}", high=high))
     if has_default(field):
         parts.append(phrase("{value} by default", value=as_toml(field.default)))
-    return phrase("{text}", text=listed(parts))
+    return phrase("{text}", text=join_phrases(parts))
 
 
 def has_default(field: OptionField) -> bool:
@@ -263,13 +265,13 @@ def _keys_below(table: KeyPath) -> Iterator[ConfigKey]:
     inner = []
     for field in table_fields(table, {}):
         path = (*table, field.name)
-        if table in CARDS and field.name != "use" and not has_args(table):
+        if table in CATALOGS and field.name != "use" and not has_args(table):
             continue  # an option of the default choice; _card_keys has the options of all choices
         if field.name != "args" and table_fields(path, {}):
             inner.append(path)
         else:
             yield ConfigKey(path, field)
-    if table in CARDS:
+    if table in CATALOGS:
         yield from _card_keys(table)
     for path in inner:
         yield from _keys_below(path)
@@ -277,7 +279,7 @@ def _keys_below(table: KeyPath) -> Iterator[ConfigKey]:
 
 def _card_keys(table: KeyPath) -> Iterator[ConfigKey]:
     """Options of every choice of a table; an option that several have in the same way is one key."""
-    cards: Mapping[str, CatalogCard] = CARDS[table][1]
+    cards: Mapping[str, CatalogSpec] = CATALOGS[table][1]
     place = (*table, "args") if has_args(table) else table
     owners: list[tuple[OptionField, list[str]]] = []
     for card in cards.values():
@@ -292,17 +294,20 @@ def _card_keys(table: KeyPath) -> Iterator[ConfigKey]:
 
 
 def _card_fields(table: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionField, ...]:
-    card = CARDS[table][1].get(uses.get(table) or default_use(table))
+    card = CATALOGS[table][1].get(uses.get(table) or default_use(table))
     options = getattr(card, "options", None)
     return () if options is None else option_fields(options)
 
 
 def _explained_choices(table: KeyPath) -> Phrase:
-    choices = listed(
-        phrase("{name} ({hint})", name=name, hint=phrase(card.hint)) for name, card in CARDS[table][1].items()
+    choices = join_phrases(
+        phrase("{name} ({hint})", name=name, hint=phrase(card.hint))
+        for name, card in CATALOGS[table][1].items()
     )
     words = (
-        marked("{role}: {choices}, or your own code.") if table in OWN_CODE else marked("{role}: {choices}.")
+        tr_noop("{role}: {choices}, or your own code.")
+        if table in USER_CODE_TABLES
+        else tr_noop("{role}: {choices}.")
     )
     return phrase(words, role=phrase(_ROLES[table]), choices=choices)
 

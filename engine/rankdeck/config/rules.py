@@ -1,6 +1,6 @@
 """What goes together in a configuration: within one table, between tables, and with the devices of a run.
 
-What features combine with which is data in capabilities.py; sizes of meshes and microbatches have their own
+What features combine with which is data in compatibility.py; sizes of meshes and microbatches have their own
 rules in mesh_sizes.py and microbatches.py.
 """
 
@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rankdeck.base.errors import ConfigError, DeviceError, Problem, one_of
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.errors import ConfigError, DeviceError, Problem, format_choices
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.base.units import parse_bytes
-from rankdeck.config import mesh_sizes, microbatches, over_hosts
-from rankdeck.config.capabilities import Facts, refusals
-from rankdeck.config.catalog import DATA, STRATEGIES, StrategyCard
+from rankdeck.config import mesh_sizes, microbatches, multi_host
+from rankdeck.config.catalog import DATA, STRATEGIES, StrategySpec
 from rankdeck.config.checks import ProblemReport
+from rankdeck.config.compatibility import Facts, find_incompatibilities
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES, parse_devices
 from rankdeck.config.schema import (
     Choice,
@@ -65,8 +65,8 @@ def _check_rehearsal(report: ProblemReport, rehearsal: RehearsalConfig) -> None:
 
 
 def _check_hosts(report: ProblemReport, hosts: HostsConfig) -> None:
-    for problem in over_hosts.table_problems(hosts):
-        report.take(problem)
+    for problem in multi_host.hosts_table_problems(hosts):
+        report.append(problem)
 
 
 TABLE_RULES: dict[str, Callable[[ProblemReport, Any], None]] = {
@@ -89,15 +89,15 @@ class CheckedTables(NamedTuple):
     hosts: HostsConfig
 
 
-def check_together(report: ProblemReport, tables: CheckedTables) -> Choice:
+def check_combinations(report: ProblemReport, tables: CheckedTables) -> Choice:
     """What one table alone cannot tell. The strategy, with a mesh where nobody gave its axes sizes."""
     selections = tables.hosts.selections(tables.devices)
-    if (odd := over_hosts.kinds_problem(selections)) is not None:
-        report.take(odd)
+    if (odd := multi_host.device_kinds_problem(selections)) is not None:
+        report.append(odd)
     _check_batch(report, tables.train, tables.data)
     kinds = {one.kind for one in selections.values()}
     kind = "gpu" if "gpu" in kinds else None if "auto" in kinds else "cpu"
-    return _check_on(report, tables, kind, tables.hosts.counts(tables.devices))
+    return _check_on_devices(report, tables, kind, tables.hosts.counts(tables.devices))
 
 
 def _check_batch(report: ProblemReport, train: TrainConfig, data: DataConfig | None) -> None:
@@ -126,13 +126,13 @@ def on_devices(config: RunConfig, kind: str, *counts: int) -> RunConfig:
     """
     report = ProblemReport({}, [])
     tables = CheckedTables(**{name: getattr(config, name) for name in CheckedTables._fields})
-    strategy = _check_on(report, tables, kind, counts)
+    strategy = _check_on_devices(report, tables, kind, counts)
     if report.problems:
-        raise ConfigError(report.problems[0].said("message"), problems=report.problems)
+        raise ConfigError(report.problems[0].as_phrase("message"), problems=report.problems)
     return config.model_copy(update={"strategy": strategy})
 
 
-def _check_on(
+def _check_on_devices(
     report: ProblemReport, tables: CheckedTables, kind: str | None, counts: Sequence[int] | None
 ) -> Choice:
     """What does not go together on such devices; None for what is not known yet."""
@@ -141,8 +141,8 @@ def _check_on(
     if num_devices is not None:
         strategy = _with_mesh(strategy, num_devices)
     model_args = tables.model.args if tables.model else {}
-    for row in refusals(Facts(strategy, train, model_args, kind)):
-        report.add("does-not-combine", tuple(row.place.split(".")), row.why, row.instead, row.cure)
+    for row in find_incompatibilities(Facts(strategy, train, model_args, kind)):
+        report.add("does-not-combine", tuple(row.path.split(".")), row.why, row.advice, row.changes)
     if kind == "gpu" and train.precision == "fp64":
         message = phrase("train.precision = fp64 is for rehearsals on CPU.")
         advice, cure = phrase("Use fp32, or cpu:N for a rehearsal."), {"train.precision": "fp32"}
@@ -152,11 +152,11 @@ def _check_on(
         advice, cure = phrase('Use pace = "real", or devices.use = "cpu:4".'), {"rehearsal.pace": "real"}
         report.add("does-not-combine", ("rehearsal", "pace"), message, advice, cure)
     num_hosts = len(counts or hosts.use)
-    if odd := over_hosts.problem(strategy, num_hosts, counts, hosts.across):
-        report.take(odd)
+    if odd := multi_host.hosts_problem(strategy, num_hosts, counts, hosts.across):
+        report.append(odd)
     if num_devices is not None:
         for problem in batch_problems(train, strategy, num_devices):
-            report.take(problem)
+            report.append(problem)
     return strategy
 
 
@@ -165,14 +165,16 @@ def _with_mesh(strategy: Choice, num_devices: int) -> Choice:
     sizes = mesh_sizes.sizes_of(strategy.options).values()
     if not STRATEGIES[strategy.use].has_mesh or math.prod(sizes) > 1:
         return strategy
-    return Choice(use=strategy.use, options={**strategy.options, **mesh_sizes.usual_sizes(num_devices)})
+    return Choice(
+        use=strategy.use, options={**strategy.options, **mesh_sizes.default_mesh_sizes(num_devices)}
+    )
 
 
-_NOT_ON_A_MESH = marked(
+_UNEVEN_ON_MESH = tr_noop(
     "train.global_batch = {batch} does not divide into {parts} equal parts "
     "(train.accumulate {accumulate} x data x shard {slices})."
 )
-_NOT_ON_DEVICES = marked(
+_UNEVEN_ON_DEVICES = tr_noop(
     "train.global_batch = {batch} does not divide into {parts} equal parts "
     "(train.accumulate {accumulate} x {slices} devices)."
 )
@@ -181,12 +183,12 @@ _NOT_ON_DEVICES = marked(
 def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> list[Problem]:
     """Whether the global batch can be cut by accumulate, the devices and the stages; empty when it can."""
     card = STRATEGIES[strategy.use]
-    if problem := _count_problem(card, num_devices):
+    if problem := _device_count_problem(card, num_devices):
         return [problem]
     options = strategy.options
-    if card.has_mesh and (problem := mesh_sizes.problem(options, num_devices)):
+    if card.has_mesh and (problem := mesh_sizes.mesh_problem(options, num_devices)):
         return [problem]
-    slices, stages = card.batch_cut(options, num_devices)
+    slices, stages = card.batch_split(options, num_devices)
     parts = train.accumulate * slices
     if train.global_batch % parts == 0:
         problem = _stage_problem(train, strategy, num_devices, train.global_batch // slices, stages)
@@ -198,20 +200,20 @@ def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> li
         Problem(
             "batch",
             phrase(
-                _NOT_ON_A_MESH if card.has_mesh else _NOT_ON_DEVICES,
+                _UNEVEN_ON_MESH if card.has_mesh else _UNEVEN_ON_DEVICES,
                 batch=train.global_batch,
                 parts=parts,
                 accumulate=train.accumulate,
                 slices=slices,
             ),
             path="train.global_batch",
-            advice=phrase("Use {choices}.", choices=one_of(choices)),
+            advice=phrase("Use {choices}.", choices=format_choices(choices)),
             cure={"train.global_batch": below or below + parts},
         )
     ]
 
 
-def _count_problem(card: StrategyCard, num_devices: int) -> Problem | None:
+def _device_count_problem(card: StrategySpec, num_devices: int) -> Problem | None:
     """Whether a strategy runs on so many devices at all."""
     if num_devices < card.min_devices:
         return Problem(
@@ -252,7 +254,7 @@ def _stage_problem(
     options = strategy.options
     if stages > 1:
         wanted = options.get("microbatches")
-        return microbatches.problem(options["schedule"], stages, batch, train.accumulate, wanted)
+        return microbatches.microbatch_problem(options["schedule"], stages, batch, train.accumulate, wanted)
     if "mode" in options:
-        return microbatches.async_problem(options["mode"], num_devices, train.accumulate)
+        return microbatches.async_pipeline_problem(options["mode"], num_devices, train.accumulate)
     return None

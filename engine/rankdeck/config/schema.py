@@ -15,14 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_serializer
 
 from rankdeck.base.parsing import TomlTable
 from rankdeck.base.units import parse_bytes
-from rankdeck.config.catalog import STRATEGIES, StrategyCard
+from rankdeck.config.catalog import STRATEGIES, StrategySpec
 from rankdeck.config.devices import DeviceSelection, parse_devices
 
 DEFAULT_STEPS = 500
 """Of a run whose configuration names neither steps nor epochs."""
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
-AtLeastOne = Annotated[int, Field(ge=1, lt=2**53)]  # what JSON and a double still count exactly
+PositiveCount = Annotated[int, Field(ge=1, lt=2**53)]  # what JSON and a double still count exactly
 
 
 class Table(BaseModel):
@@ -64,7 +64,7 @@ class DataConfig(Table):
     last: Literal["drop", "keep"] = "drop"
     """What to do with the samples that do not fill the last step of an epoch: drop them, or keep them as a
     shorter step."""
-    longest: AtLeastOne | None = Field(None, examples=[512])
+    longest: PositiveCount | None = Field(None, examples=[512])
     """Length of the longest sample, for plans of data that pads each batch to its longest sample."""
 
 
@@ -74,16 +74,16 @@ class LossConfig(Table):
 
 
 class TrainConfig(Table):
-    steps: AtLeastOne | None = Field(
+    steps: PositiveCount | None = Field(
         None,
         examples=[DEFAULT_STEPS],
         description=f"Optimizer steps. {DEFAULT_STEPS} if neither steps nor epochs is set.",
     )
-    epochs: AtLeastOne | None = Field(None, examples=[10])
+    epochs: PositiveCount | None = Field(None, examples=[10])
     """Passes over the training data; replaces steps."""
-    global_batch: AtLeastOne = 32
+    global_batch: PositiveCount = 32
     """Samples per optimizer step, over all devices together."""
-    accumulate: AtLeastOne = 1
+    accumulate: PositiveCount = 1
     """Micro-batches per optimizer step: their gradients add up before the optimizer steps."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seeds weights, the order of samples and dropout."""
@@ -104,7 +104,7 @@ class TrainConfig(Table):
     full: on whole batches, however long that takes. off: not at all."""
     checkpoint_every: Count = 0
     """Steps between checkpoints; 0 turns them off. Stopping a run saves one, except with --now."""
-    keep_checkpoints: AtLeastOne = 3
+    keep_checkpoints: PositiveCount = 3
     """Checkpoints to keep; older ones are deleted."""
     evaluate_every: Count = 100
     """Steps between evaluations; 0 turns them off. The run always ends with one."""
@@ -149,7 +149,7 @@ class HostsConfig(Table):
     address: str | None = Field(None, examples=["192.168.7.1"])
     """Address at which the other hosts reach the first one, if it differs from the one in ssh's
     configuration."""
-    min: AtLeastOne | None = Field(None, examples=[1])
+    min: PositiveCount | None = Field(None, examples=[1])
     """Fewest hosts that a restart may use after other hosts are lost (see launch.max_restarts). By default
     all of them."""
     across: list[Literal["shard", "tensor"]] = Field([], examples=[["tensor"]])
@@ -196,7 +196,7 @@ class RunConfig(Table):
         return None if counts is None else sum(counts)
 
     @property
-    def strategy_card(self) -> StrategyCard:
+    def strategy_spec(self) -> StrategySpec:
         return STRATEGIES[self.strategy.use]
 
     @property
@@ -210,18 +210,18 @@ class RunConfig(Table):
         """
         folders: list[Path] = []
         base = Path(self.folder or ".")
-        for use in self.own_code():
+        for use in self.user_code():
             module = use.rpartition(":")[0]
             folder = ((base / module).parent if module.endswith(".py") else base).resolve()
             if folder not in folders:
                 folders.append(folder)
         return folders
 
-    def own_code(self) -> list[str]:
+    def user_code(self) -> list[str]:
         """What is used that is a person's own, "module:attribute"."""
-        return [use for use, _ in self.own_calls().values()]
+        return [use for use, _ in self.user_calls().values()]
 
-    def own_calls(self) -> dict[str, tuple[str, TomlTable]]:
+    def user_calls(self) -> dict[str, tuple[str, TomlTable]]:
         """By part, what is used that is a person's own, with what it is called with."""
         used = {
             "model": (self.model.use, self.model.args),

@@ -27,13 +27,13 @@ from pydantic import Field, ValidationError
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.parsing import TomlTable, toml_of
-from rankdeck.base.phrases import counted, marked, phrase
+from rankdeck.base.parsing import TomlTable, parse_toml
+from rankdeck.base.phrases import phrase, plural_phrase, tr_noop
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.config.environments import is_environment
 from rankdeck.config.schema import Count, Table
 
-OBSERVE = ("none", "light", "full")
+OBSERVE_LEVELS = ("none", "light", "full")
 
 
 class ScriptTable(Table):
@@ -103,7 +103,7 @@ class ScriptConfig(Table):
         return tomlkit.dumps(self.to_dict())
 
 
-def ranks_of(devices: str | None, ranks: int | None) -> int:
+def num_ranks_of(devices: str | None, ranks: int | None) -> int:
     """How many processes are started: `ranks` where it is given, N of "cpu:N", else 1 as under torchrun.
 
     Raises:
@@ -115,9 +115,9 @@ def ranks_of(devices: str | None, ranks: int | None) -> int:
         return ranks or 1
     if ranks is not None and ranks != selection.count:
         raise ConfigError(
-            counted(
-                marked("{devices} means 1 rank, and {ranks} are asked for."),
-                marked("{devices} means {n} ranks, and {ranks} are asked for."),
+            plural_phrase(
+                tr_noop("{devices} means 1 rank, and {ranks} are asked for."),
+                tr_noop("{devices} means {n} ranks, and {ranks} are asked for."),
                 selection.count,
                 devices=devices,
                 ranks=ranks,
@@ -129,14 +129,14 @@ def ranks_of(devices: str | None, ranks: int | None) -> int:
     return selection.count
 
 
-def load(path: Path) -> ScriptConfig | None:
+def load_script(path: Path) -> ScriptConfig | None:
     """The script that a run's config.toml keeps; None where it is a configuration.
 
     Raises:
         ConfigError: the file cannot be read, or is no longer what was written.
     """
     try:
-        tables = toml_of(files.read_text(path, files.LARGEST_TOML_BYTES))
+        tables = parse_toml(files.read_text(path, files.MAX_TOML_BYTES))
     except OSError as error:
         why = error.strerror or phrase("it is no regular file")
         message = phrase("{file} cannot be read: {why}.", file=path, why=why)
@@ -179,18 +179,18 @@ LIBRARIES = (
     "ultralytics",
 )
 _READ_BYTES = 64 << 10
-_MOST_DEPTH = 4
-_MOST_ENTRIES = 20_000
-_MOST_SCRIPTS = 200
-_SKIPPED = {"site-packages", "dist-packages", "node_modules", "__pycache__", "build", "dist", "runs"}
+_MAX_DEPTH = 4
+_MAX_ENTRIES = 20_000
+_MAX_SCRIPTS = 200
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "node_modules", "__pycache__", "build", "dist", "runs"}
 
-_NAMES = "|".join(LIBRARIES)
-_OTHERS = r"(?:[\w.]+(?:[ \t]+as[ \t]+\w+)?[ \t]*,[ \t]*)*"
+_LIBRARY_PATTERN = "|".join(LIBRARIES)
+_OTHER_IMPORTS = r"(?:[\w.]+(?:[ \t]+as[ \t]+\w+)?[ \t]*,[ \t]*)*"
 _IMPORT = re.compile(
-    rf"^[ \t]*(?:from[ \t]+({_NAMES})\b|import[ \t]+{_OTHERS}({_NAMES})\b)",
+    rf"^[ \t]*(?:from[ \t]+({_LIBRARY_PATTERN})\b|import[ \t]+{_OTHER_IMPORTS}({_LIBRARY_PATTERN})\b)",
     re.MULTILINE,
 )
-_SIGNS = (  # (what is in the text, how much likelier that makes it)
+_TRAINING_SIGNS = (  # (what is in the text, how much likelier that makes it)
     (re.compile(r"^if __name__\s*==", re.MULTILINE), 3),
     (re.compile(r"\.backward\(|\.fit\(|\.train\(\)|Trainer\("), 3),
     (re.compile(r"\boptim(?:izer)?s?\b"), 2),
@@ -203,7 +203,7 @@ _BAD_NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class FoundScript:
+class ScriptCandidate:
     """A script and the libraries that it imports. `name` is its path in the folder."""
 
     path: Path
@@ -212,10 +212,10 @@ class FoundScript:
     likelihood: int
 
 
-def scripts_in(folder: Path) -> list[FoundScript]:
+def find_scripts(folder: Path) -> list[ScriptCandidate]:
     """The likeliest first, then by name; at most 200."""
-    found = [script for path in _python_files(folder) if (script := _look(path, folder)) is not None]
-    return sorted(found, key=lambda script: (-script.likelihood, script.name))[:_MOST_SCRIPTS]
+    found = [script for path in _python_files(folder) if (script := _inspect_file(path, folder)) is not None]
+    return sorted(found, key=lambda script: (-script.likelihood, script.name))[:_MAX_SCRIPTS]
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
@@ -229,19 +229,19 @@ def _python_files(folder: Path) -> Iterator[Path]:
             continue
         for entry in entries:
             seen += 1
-            if seen > _MOST_ENTRIES:
+            if seen > _MAX_ENTRIES:
                 return
             if entry.name.startswith("."):
                 continue
             if entry.name.endswith(".py") and entry.is_file(follow_symlinks=False):
                 yield Path(entry.path)
-            elif depth < _MOST_DEPTH and entry.is_dir(follow_symlinks=False):
+            elif depth < _MAX_DEPTH and entry.is_dir(follow_symlinks=False):
                 inner = Path(entry.path)
-                if entry.name not in _SKIPPED and not is_environment(inner):
+                if entry.name not in _SKIPPED_FOLDERS and not is_environment(inner):
                     waiting.append((inner, depth + 1))
 
 
-def _look(path: Path, folder: Path) -> FoundScript | None:
+def _inspect_file(path: Path, folder: Path) -> ScriptCandidate | None:
     """None where it imports none of the libraries."""
     try:
         text = files.read_at(path, 0, _READ_BYTES).decode("utf-8", "replace")
@@ -251,7 +251,7 @@ def _look(path: Path, folder: Path) -> FoundScript | None:
     if not libraries:
         return None
     name = path.relative_to(folder).as_posix()
-    likelihood = sum(points for sign, points in _SIGNS if sign.search(text)) - name.count("/")
+    likelihood = sum(points for sign, points in _TRAINING_SIGNS if sign.search(text)) - name.count("/")
     likelihood += 3 * bool(_GOOD_NAME.search(path.name)) - 4 * bool(_BAD_NAME.search(path.name))
     likelihood -= 4 * bool({"tests", "test"} & set(path.relative_to(folder).parts[:-1]))
-    return FoundScript(path, name, tuple(sorted(libraries)), likelihood)
+    return ScriptCandidate(path, name, tuple(sorted(libraries)), likelihood)

@@ -1,4 +1,4 @@
 """Real data sets and how they are cut into batches.
 
-Start at base.py, then sampling.py (who gets which sample), then loader.py.
+Start at base.py, then samplers.py (who gets which sample), then loader.py.
 """

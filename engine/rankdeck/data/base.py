@@ -13,7 +13,7 @@ Each sample is `(inputs, targets)`. Three optional gifts of a data set, the user
                                a generator of its own from these three
     is_random = False          nothing is drawn from global generators, so that they need no seed
 
-Read sampling.py, randomness.py and loader.py next.
+Read samplers.py, randomness.py and loader.py next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class DataCard:
+class DataSpec:
     """What is known of a data set before a sample is read. Shapes are of one sample, without the batch dim;
     None is unknown.
 
@@ -46,7 +46,7 @@ class DataCard:
     heldout_samples: int | None = None
 
 
-class Draw(NamedTuple):
+class SampleKey(NamedTuple):
     """One sample of one epoch: all that its randomness follows from."""
 
     seed: int
@@ -63,7 +63,7 @@ class SampleSet(Protocol):
 
 
 @runtime_checkable
-class ReadsBatches(Protocol):
+class SupportsReadBatch(Protocol):
     """A data set that hands over a whole batch at once."""
 
     def read_batch(self, indices: Sequence[Any]) -> Any: ...
@@ -72,7 +72,7 @@ class ReadsBatches(Protocol):
 class DataSource(Protocol):
     """One row of the catalogue's table of data sets, with its arguments."""
 
-    def describe(self) -> DataCard: ...
+    def describe(self) -> DataSpec: ...
 
     def prepare(self) -> None: ...
 

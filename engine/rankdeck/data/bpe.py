@@ -17,22 +17,22 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from rankdeck.data.corpus import NUM_BYTES, pieces, token_dtype
+from rankdeck.data.corpus import NUM_BYTES, read_pieces, token_dtype
 
 SAMPLE_BYTES = 2_000_000
-PIECES_AT_ONCE = 256
+PIECES_PER_BATCH = 256
 
 # Words with the blank before them, runs of signs, runs of white space: tokens never cross these.
-WORDS = r" ?\w+| ?[^\s\w]+|\s+(?!\S)|\s"
+TOKEN_PATTERN = r" ?\w+| ?[^\s\w]+|\s+(?!\S)|\s"
 
 
-def train(files: Sequence[Path], vocabulary: int) -> Tokenizer:
+def train_tokenizer(files: Sequence[Path], vocabulary: int) -> Tokenizer:
     """A tokenizer trained on every n-th piece of the sorted files, about SAMPLE_BYTES in all."""
     total_bytes = sum(file.stat().st_size for file in files)
     every = max(1, round(total_bytes / SAMPLE_BYTES))
-    sample = (piece.decode("latin-1") for piece in itertools.islice(pieces(files), 0, None, every))
+    sample = (piece.decode("latin-1") for piece in itertools.islice(read_pieces(files), 0, None, every))
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(TOKEN_PATTERN), "isolated")
     alphabet = [chr(byte) for byte in range(NUM_BYTES)]
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, initial_alphabet=alphabet, special_tokens=[], show_progress=False
@@ -47,9 +47,9 @@ def write_tokens(tokenizer: Tokenizer, files: Sequence[Path], vocabulary: int, f
     Raises: DataError for a file that cannot be read; OSError where `file` cannot be written.
     """
     dtype = token_dtype(vocabulary)
-    texts = (piece.decode("latin-1") for piece in pieces(files))
+    texts = (piece.decode("latin-1") for piece in read_pieces(files))
     with file.open("wb") as stream:
-        while batch := list(itertools.islice(texts, PIECES_AT_ONCE)):
+        while batch := list(itertools.islice(texts, PIECES_PER_BATCH)):
             for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
                 stream.write(np.asarray(encoding.ids, dtype=dtype).tobytes())
 
@@ -59,7 +59,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     files = [Path(file) for file in request["files"]]
     folder, vocabulary = Path(request["folder"]), int(request["vocabulary"])
-    tokenizer = train(files, vocabulary)
+    tokenizer = train_tokenizer(files, vocabulary)
     tokenizer.save(str(folder / "tokenizer.json"))
     write_tokens(tokenizer, files, vocabulary, folder / "tokens.bin")
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from rankdeck.base.errors import DataError
-from rankdeck.base.files import write_whole
+from rankdeck.base.files import write_atomic
 from rankdeck.base.home import cache_dir
 from rankdeck.base.phrases import phrase
 
@@ -37,11 +37,11 @@ Other paths are not capped.
 
 NUM_BYTES = 256
 PIECE_BYTES = 64 * 1024
-FORMAT = "1"
-STALE_S = 3600.0
+FORMAT_VERSION = "1"
+STALE_AFTER_S = 3600.0
 
 # Folders that differ between distributions of Python, or hold no text to learn from.
-_PRUNED = {
+_SKIPPED_FOLDERS = {
     "__pycache__",
     "dist-packages",
     "idlelib",
@@ -77,8 +77,8 @@ def ensure_tokens(path: str, vocabulary: int) -> Path:
     tokens = folder / key / "tokens.bin"
     try:
         if not tokens.is_file():
-            _build(files, vocabulary, tokens.parent)
-        write_whole(seen, key)
+            _build_tokens(files, vocabulary, tokens.parent)
+        write_atomic(seen, key)
     except OSError as error:
         raise DataError(
             phrase(
@@ -117,7 +117,7 @@ def corpus_files(path: str) -> list[Path]:
     return files
 
 
-def pieces(files: Iterable[Path]) -> Iterator[bytes]:
+def read_pieces(files: Iterable[Path]) -> Iterator[bytes]:
     """The text in pieces of about PIECE_BYTES that end with a line; a file that begins like a binary one is
     left out.
 
@@ -159,7 +159,9 @@ def _walk(root: Path, suffix: str = "") -> Iterator[Path]:
         raise error
 
     for folder, names, files in os.walk(root, onerror=fail):
-        names[:] = sorted(name for name in names if name[0] != "." and not (suffix and name in _PRUNED))
+        names[:] = sorted(
+            name for name in names if name[0] != "." and not (suffix and name in _SKIPPED_FOLDERS)
+        )
         for name in sorted(files):
             if name[0] != "." and name.endswith(suffix):
                 yield Path(folder, name)
@@ -178,7 +180,7 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 def _fingerprint(files: Sequence[Path], vocabulary: int) -> str:
     """Changes when a file is added, removed, resized or written; reads no contents."""
-    digest = hashlib.blake2b(f"{FORMAT} {vocabulary}\n".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{FORMAT_VERSION} {vocabulary}\n".encode(), digest_size=16)
     for file in files:
         try:
             stat = file.stat()
@@ -191,7 +193,7 @@ def _fingerprint(files: Sequence[Path], vocabulary: int) -> str:
 
 
 def _content_key(files: Iterable[Path], vocabulary: int) -> str:
-    digest = hashlib.blake2b(f"{FORMAT} {vocabulary}\n".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{FORMAT_VERSION} {vocabulary}\n".encode(), digest_size=16)
     for file in files:
         try:
             with file.open("rb") as stream:
@@ -201,17 +203,17 @@ def _content_key(files: Iterable[Path], vocabulary: int) -> str:
     return digest.hexdigest()
 
 
-def _build(files: Sequence[Path], vocabulary: int, folder: Path) -> None:
+def _build_tokens(files: Sequence[Path], vocabulary: int, folder: Path) -> None:
     """Writes the tokens into a temporary folder and renames it to `folder`, unless another process has done
     so meanwhile.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder.parent)
+    _remove_stale(folder.parent)
     temporary = Path(tempfile.mkdtemp(prefix="making-", dir=folder.parent))
     try:
         if vocabulary == NUM_BYTES:
             with (temporary / "tokens.bin").open("wb") as stream:
-                for piece in pieces(files):
+                for piece in read_pieces(files):
                     stream.write(piece)
         else:
             _build_bpe(files, vocabulary, temporary)
@@ -241,11 +243,11 @@ def _build_bpe(files: Sequence[Path], vocabulary: int, folder: Path) -> None:
         )
 
 
-def _sweep(folder: Path) -> None:
+def _remove_stale(folder: Path) -> None:
     """Removes what a killed process left half made."""
     for left in folder.glob("making-*"):
         try:
-            if time.time() - left.stat().st_mtime > STALE_S:
+            if time.time() - left.stat().st_mtime > STALE_AFTER_S:
                 shutil.rmtree(left, ignore_errors=True)
         except OSError:
             pass

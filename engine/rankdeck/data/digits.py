@@ -16,12 +16,12 @@ import torch
 
 from rankdeck.base.errors import DataError
 from rankdeck.base.phrases import phrase
-from rankdeck.data.base import DataCard, TensorSamples
+from rankdeck.data.base import DataSpec, TensorSamples
 
 NUM_TRAIN = 1442
 NUM_HELDOUT = 355
 HELDOUT_EVERY = 5
-BRIGHTEST = 16.0
+MAX_PIXEL = 16.0
 
 
 class Digits:
@@ -30,8 +30,8 @@ class Digits:
     def __init__(self, args: Mapping[str, Any] | None = None) -> None:
         self.args = dict(args or {})
 
-    def describe(self) -> DataCard:
-        return DataCard(
+    def describe(self) -> DataSpec:
+        return DataSpec(
             input_shape=(1, 8, 8),
             input_dtype=torch.float32,
             target_shape=(),
@@ -46,7 +46,7 @@ class Digits:
 
     def load(self) -> tuple[TensorSamples, TensorSamples]:
         table = _read_table()
-        pixels = torch.from_numpy(table[:, :-1].reshape(-1, 1, 8, 8) / BRIGHTEST).float()
+        pixels = torch.from_numpy(table[:, :-1].reshape(-1, 1, 8, 8) / MAX_PIXEL).float()
         classes = torch.from_numpy(table[:, -1].astype(np.int64))
         heldout = torch.zeros(len(classes), dtype=torch.bool)
         for digit in range(10):

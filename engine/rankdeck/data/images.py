@@ -25,17 +25,17 @@ from torch import Tensor
 from rankdeck.base.errors import DataError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import ImagesArgs
-from rankdeck.data.base import DataCard, Draw
+from rankdeck.data.base import DataSpec, SampleKey
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 HELDOUT_FOLDERS = ("val", "valid", "validation", "test")
-HELDOUT_SHARE = 10
+HELDOUT_DIVISOR = 10
 RESIZE_MARGIN = 256 / 224
 MIN_AREA = 0.25
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
 STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 
-Sample = tuple[Path, int]
+ImageSample = tuple[Path, int]
 
 
 class Images:
@@ -47,12 +47,12 @@ class Images:
         self.args = ImagesArgs.model_validate(dict(args))
         self.root = Path(self.args.path)
 
-    def describe(self) -> DataCard:
+    def describe(self) -> DataSpec:
         """Lists the class folders, reads no picture.
 
         Raises: DataError for a path that cannot be read or has no class folders.
         """
-        return DataCard(
+        return DataSpec(
             input_shape=(3, self.args.size, self.args.size),
             input_dtype=torch.float32,
             target_shape=(),
@@ -63,7 +63,7 @@ class Images:
     def prepare(self) -> None:
         """Nothing to make: pictures are decoded as they are asked for."""
 
-    def load(self) -> tuple[PictureSamples, PictureSamples | None]:
+    def load(self) -> tuple[ImageSamples, ImageSamples | None]:
         """Raises: DataError for a path that cannot be read, or without pictures."""
         classes = self._class_names()
         training, heldout = self._split(classes)
@@ -74,9 +74,9 @@ class Images:
                 advice=phrase("Pictures end in {endings}.", endings=", ".join(sorted(SUFFIXES))),
             )
         size = self.args.size
-        return TrainPictures(training, size), PictureSamples(heldout, size) if heldout else None
+        return TrainImageSamples(training, size), ImageSamples(heldout, size) if heldout else None
 
-    def _split(self, classes: Sequence[str]) -> tuple[list[Sample], list[Sample]]:
+    def _split(self, classes: Sequence[str]) -> tuple[list[ImageSample], list[ImageSample]]:
         train_folder = self.root / "train"
         if not train_folder.is_dir():
             samples = _samples(self.root, classes)
@@ -118,12 +118,12 @@ class Images:
         return names
 
 
-class PictureSamples:
+class ImageSamples:
     """Held-out pictures: the shorter side is scaled a little above `size`, then the centre is cut out."""
 
     is_random = False
 
-    def __init__(self, samples: Sequence[Sample], size: int) -> None:
+    def __init__(self, samples: Sequence[ImageSample], size: int) -> None:
         self.samples = list(samples)
         self.size = size
 
@@ -133,7 +133,7 @@ class PictureSamples:
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Raises: DataError that names a picture which cannot be read."""
         file, target = self.samples[index]
-        picture = _open_picture(file)
+        picture = _open_image(file)
         scale = self.size * RESIZE_MARGIN / min(picture.size)
         width, height = (max(self.size, round(side * scale)) for side in picture.size)
         picture = picture.resize((width, height), Image.Resampling.BILINEAR)
@@ -141,19 +141,19 @@ class PictureSamples:
         return _as_tensor(picture.crop((left, top, left + self.size, top + self.size))), torch.tensor(target)
 
 
-class TrainPictures(PictureSamples):
+class TrainImageSamples(ImageSamples):
     """Training pictures: a random part of each, half of them mirrored, by a generator of its own. Indexed by
     a Draw; a plain index is one of epoch 0.
     """
 
     needs_epoch = True
 
-    def __getitem__(self, index: int | Draw) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int | SampleKey) -> tuple[Tensor, Tensor]:
         """Raises: DataError that names a picture which cannot be read."""
         seed, epoch, number = index if isinstance(index, tuple) else (0, 0, index)
         chance = random.Random(f"{seed}:{epoch}:{number}")
         file, target = self.samples[number]
-        picture = _open_picture(file)
+        picture = _open_image(file)
         box = random_box(*picture.size, chance)
         picture = picture.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
         if chance.random() < 0.5:
@@ -172,7 +172,7 @@ def random_box(width: int, height: int, chance: random.Random) -> tuple[float, f
     return left, top, min(width, left + box_width), min(height, top + box_height)
 
 
-def _open_picture(file: Path) -> Image.Image:
+def _open_image(file: Path) -> Image.Image:
     try:
         with Image.open(file) as picture:
             return picture.convert("RGB")
@@ -191,9 +191,9 @@ def _as_tensor(picture: Image.Image) -> Tensor:
     return pixels.sub_(MEAN).div_(STD).contiguous()
 
 
-def _samples(folder: Path, classes: Sequence[str]) -> list[Sample]:
+def _samples(folder: Path, classes: Sequence[str]) -> list[ImageSample]:
     """Every picture below the class folders, sorted; a class without a folder here has none."""
-    samples: list[Sample] = []
+    samples: list[ImageSample] = []
     for target, name in enumerate(classes):
         files = sorted(file for file in (folder / name).rglob("*") if file.suffix.lower() in SUFFIXES)
         samples += [(file, target) for file in files]
@@ -205,4 +205,4 @@ def _name_hash(file: Path) -> int:
 
 
 def _is_heldout(file: Path) -> bool:
-    return _name_hash(file) % HELDOUT_SHARE == 0
+    return _name_hash(file) % HELDOUT_DIVISOR == 0

@@ -5,7 +5,7 @@ else by collating samples, each seeded by its draw. Worker processes get the lis
 DataLoader (batch_size=None); without workers there is none, and a step costs what reading its samples costs.
 Whatever a sample is, a batch is a pair (inputs, targets). An error in a worker crosses to this process as
 data and is raised here in its own words; torch would rebuild it as "Caught ... in DataLoader worker process
-0". Read base.py, sampling.py and randomness.py first.
+0". Read base.py, samplers.py and randomness.py first.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rankdeck.base.errors import DataError, Problem, RankdeckError, TrainingErro
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.base.phrases import phrase
 from rankdeck.data import randomness
-from rankdeck.data.base import Draw, ReadsBatches, SampleSet, TensorSamples, is_random, needs_epoch
-from rankdeck.data.sampling import HeldoutBatches, StepBatches
-from rankdeck.diagnose.exceptions import describe
+from rankdeck.data.base import SampleKey, SampleSet, SupportsReadBatch, TensorSamples, is_random, needs_epoch
+from rankdeck.data.samplers import HeldoutBatchSampler, TrainBatchSampler
+from rankdeck.diagnose.exceptions import describe_exception
 from rankdeck.torch_compat.processes import shut_down_workers
 
-Tell = Callable[[Problem], object]
+ReportProblem = Callable[[Problem], object]
 
 
 class Loader:
@@ -35,10 +35,10 @@ class Loader:
     `close`. What there is to `tell` of the data's randomness is told once.
     """
 
-    def __init__(self, batches: Iterable[Any], num_batches: int, tell: Tell | None = None) -> None:
+    def __init__(self, batches: Iterable[Any], num_batches: int, report: ReportProblem | None = None) -> None:
         self._batches: Iterable[Any] | None = batches
         self._num_batches = num_batches
-        self._tell = tell
+        self._report = report
 
     def __len__(self) -> int:
         return self._num_batches
@@ -46,10 +46,10 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         assert self._batches is not None, "the loader is closed"
         for batch in self._batches:
-            if isinstance(batch, _Failure):
-                raise batch.error()
-            if isinstance(batch, _Told):
-                tell, self._tell = self._tell, None
+            if isinstance(batch, _WorkerFailure):
+                raise batch.to_error()
+            if isinstance(batch, _ReportedBatch):
+                tell, self._report = self._report, None
                 if tell is not None:
                     tell(batch.problem)
                 batch = batch.batch
@@ -63,62 +63,62 @@ class Loader:
 
 def build_loader(
     dataset: SampleSet,
-    batches: StepBatches | HeldoutBatches,
+    batches: TrainBatchSampler | HeldoutBatchSampler,
     *,
     workers: int = 0,
     pin_memory: bool = False,
-    tell: Tell | None = None,
+    report: ReportProblem | None = None,
 ) -> Loader:
     """A loader over `batches` with `workers` processes (0: in this one).
 
     Batches are pinned only where there is a CUDA device to copy to. Making or iterating a loader leaves the
-    global random states as they were. With `tell`, some samples are read twice, to find what draws outside
+    global random states as they were. With `report`, some samples are read twice, to find what draws outside
     of them.
     """
-    reader = _Reader(dataset, looks=tell is not None)
+    reader = _Reader(dataset, checks_repeats=report is not None)
     pin_memory = pin_memory and torch.cuda.is_available()
     if not workers and not pin_memory:
-        return Loader(_BatchesHere(reader, batches), len(batches), tell)
+        return Loader(_LocalBatches(reader, batches), len(batches), report)
     loader: DataLoader[Any] = DataLoader(
         reader,  # type: ignore[arg-type]  # map-style by lists of indices
         batch_size=None,
         sampler=batches,
-        collate_fn=_as_it_is,
+        collate_fn=_identity,
         num_workers=workers,
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
-        worker_init_fn=_live_and_die_with_rank if workers else None,
+        worker_init_fn=_init_worker if workers else None,
         generator=torch.Generator(),  # for the workers' seeds, of which no sample takes anything
     )
-    return Loader(loader, len(batches), tell)
+    return Loader(loader, len(batches), report)
 
 
 def first_batch(dataset: SampleSet, num_samples: int) -> Any:
     """The first samples as one batch, read here; global random states stay as they were."""
-    return one_batch(dataset, range(num_samples))
+    return read_samples(dataset, range(num_samples))
 
 
-def one_batch(dataset: SampleSet, samples: Sequence[int]) -> Any:
+def read_samples(dataset: SampleSet, samples: Sequence[int]) -> Any:
     """These samples as one batch, in the same way."""
-    return batch_of(dataset, [Draw(0, 0, index) for index in samples])
+    return read_sample_keys(dataset, [SampleKey(0, 0, index) for index in samples])
 
 
-def batch_of(dataset: SampleSet, draws: Sequence[Draw]) -> Any:
+def read_sample_keys(dataset: SampleSet, draws: Sequence[SampleKey]) -> Any:
     """These samples of a run as one batch, in the same way."""
     return _Reader(dataset).read(draws)
 
 
-class _BatchesHere:
+class _LocalBatches:
     """Batches that this process reads as it needs them; rows of tensors without a list in between."""
 
-    def __init__(self, reader: _Reader, batches: StepBatches | HeldoutBatches) -> None:
+    def __init__(self, reader: _Reader, batches: TrainBatchSampler | HeldoutBatchSampler) -> None:
         self._reader = reader
         self._batches = batches
 
     def __iter__(self) -> Iterator[Any]:
         batches = self._batches
-        if isinstance(batches, StepBatches) and isinstance(self._reader.dataset, TensorSamples):
-            return map(self._reader.dataset.read_batch, batches.tensors())
+        if isinstance(batches, TrainBatchSampler) and isinstance(self._reader.dataset, TensorSamples):
+            return map(self._reader.dataset.read_batch, batches.index_tensors())
         return map(self._reader.read, batches)
 
 
@@ -127,49 +127,51 @@ class _Reader:
     twice, in the process that reads: files that a data set opens when it is first read stay that process's.
     """
 
-    def __init__(self, dataset: SampleSet, *, looks: bool = False) -> None:
+    def __init__(self, dataset: SampleSet, *, checks_repeats: bool = False) -> None:
         self.dataset = dataset
-        self._read_batch = dataset.read_batch if isinstance(dataset, ReadsBatches) else None
-        self._by_draw = needs_epoch(dataset)
+        self._read_batch = dataset.read_batch if isinstance(dataset, SupportsReadBatch) else None
+        self._by_sample_key = needs_epoch(dataset)
         self._is_random = is_random(dataset)
-        self._looks = looks and self._is_random
+        self._checks_repeats = checks_repeats and self._is_random
 
-    def __getitem__(self, draws: Sequence[Draw]) -> Any:
+    def __getitem__(self, draws: Sequence[SampleKey]) -> Any:
         if get_worker_info() is None:
             return self.read(draws)
         try:
             return self.read(draws)
         except RankdeckError as error:
-            return _Failure(error)
+            return _WorkerFailure(error)
         except Exception as error:
             traceback.print_exc()  # to the rank's log: a traceback does not cross
-            return _Failure(_in_worker(error))
+            return _WorkerFailure(_worker_error(error))
 
-    def read(self, draws: Sequence[Draw]) -> Any:
+    def read(self, draws: Sequence[SampleKey]) -> Any:
         """(inputs, targets), or these as _Told. A dict is the model's inputs, and its `labels`, or all of it,
         the targets.
 
         Raises: DataError for samples of another kind, or that do not fit into one batch.
         """
         if not self._is_random:
-            return self._collated(draws)[0]
-        with randomness.kept():
-            batch, problem = self._collated(draws)
-        self._looks = False
-        return batch if problem is None else _Told(batch, problem)
+            return self._read_and_check(draws)[0]
+        with randomness.preserve_random_states():
+            batch, problem = self._read_and_check(draws)
+        self._checks_repeats = False
+        return batch if problem is None else _ReportedBatch(batch, problem)
 
-    def _collated(self, draws: Sequence[Draw]) -> tuple[Any, Problem | None]:
+    def _read_and_check(self, draws: Sequence[SampleKey]) -> tuple[Any, Problem | None]:
         if self._read_batch is not None:
-            batch = self._whole(draws)
-            pair = _pair(batch)
-            problem = randomness.problem_of_batch(self._whole, draws, batch) if self._looks else None
+            batch = self._read_whole_batch(draws)
+            pair = _to_pair(batch)
+            problem = (
+                randomness.check_batch(self._read_whole_batch, draws, batch) if self._checks_repeats else None
+            )
             return pair, problem
         samples = [self._sample(draw) for draw in draws]
         for sample in samples:
-            _pair(sample)
-        problem = randomness.problem_of_samples(self._sample, draws, samples) if self._looks else None
+            _to_pair(sample)
+        problem = randomness.check_samples(self._sample, draws, samples) if self._checks_repeats else None
         try:
-            return _pair(default_collate(samples)), problem
+            return _to_pair(default_collate(samples)), problem
         except (TypeError, RuntimeError, KeyError) as error:
             raise DataError(
                 phrase("The samples of one batch cannot be stacked: {error}", error=error),
@@ -180,19 +182,19 @@ class _Reader:
                 ),
             ) from None
 
-    def _sample(self, draw: Draw) -> Any:
+    def _sample(self, draw: SampleKey) -> Any:
         if self._is_random:
-            randomness.seed(draw)
-        return self.dataset[draw if self._by_draw else draw.sample]
+            randomness.seed_generators(draw)
+        return self.dataset[draw if self._by_sample_key else draw.sample]
 
-    def _whole(self, draws: Sequence[Draw]) -> Any:
+    def _read_whole_batch(self, draws: Sequence[SampleKey]) -> Any:
         assert self._read_batch is not None
         if self._is_random:
-            randomness.seed(draws[0])
-        return self._read_batch(draws if self._by_draw else [draw.sample for draw in draws])
+            randomness.seed_generators(draws[0])
+        return self._read_batch(draws if self._by_sample_key else [draw.sample for draw in draws])
 
 
-def _pair(sample: Any) -> tuple[Any, Any]:
+def _to_pair(sample: Any) -> tuple[Any, Any]:
     if isinstance(sample, Mapping):
         named = sample if isinstance(sample, dict) else dict(sample)
         return named, named.get("labels", named)
@@ -216,31 +218,31 @@ def _pair(sample: Any) -> tuple[Any, Any]:
     )
 
 
-def _in_worker(error: Exception) -> TrainingError:
+def _worker_error(error: Exception) -> TrainingError:
     """The person's own error, as the rank would tell it had it read the sample itself."""
-    problem = describe(error, rank=0).problem
+    problem = describe_exception(error, rank=0).problem
     advice = phrase("Mend the data set there, then start again; the whole traceback is in the rank's log.")
-    return TrainingError(problem.message, problems=[problem.but(rank=None, advice=advice)])
+    return TrainingError(problem.message, problems=[problem.replace_fields(rank=None, advice=advice)])
 
 
-class _Told(NamedTuple):
+class _ReportedBatch(NamedTuple):
     """A batch with what is told of the data, once."""
 
     batch: Any
     problem: Problem
 
 
-class _Failure:
+class _WorkerFailure:
     """An error on its way from a worker process."""
 
     def __init__(self, error: RankdeckError) -> None:
-        self.kind: type[RankdeckError] = type(error)
+        self.error_class: type[RankdeckError] = type(error)
         self.message: str = error.message
         self.problems: list[Problem] = error.problems
 
-    def error(self) -> RankdeckError:
+    def to_error(self) -> RankdeckError:
         first = self.problems[0]
-        return self.kind(
+        return self.error_class(
             self.message,
             code=first.code,
             advice=first.advice,
@@ -250,12 +252,12 @@ class _Failure:
         )
 
 
-def _live_and_die_with_rank(_worker: int) -> None:
+def _init_worker(_worker: int) -> None:
     # torch's own workers look for their rank every 5 s only.
     die_with_parent()
     # A stop goes to the whole session of a rank, which finishes its step and saves before it ends them.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

@@ -24,14 +24,14 @@ from torch import Tensor
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
-from rankdeck.data.base import Draw
+from rankdeck.data.base import SampleKey
 
-NUM_READ_AGAIN = 4
+NUM_REREAD_SAMPLES = 4
 _ADVICE = phrase(
     "Draw from torch, numpy.random or random inside __getitem__; or set needs_epoch = True on the data set "
     "and make a generator from the (seed, epoch, sample) that it then gets as index."
 )
-OUTSIDE_THE_SAMPLE = Problem(
+PRIVATE_GENERATOR = Problem(
     "data-random",
     phrase(
         "The training data draws from a generator of its own: a sample that was read again under the same "
@@ -42,7 +42,7 @@ OUTSIDE_THE_SAMPLE = Problem(
     advice=_ADVICE,
     severity="warning",
 )
-NOT_BY_INDEX = Problem(
+IGNORES_INDEX = Problem(
     "data-random",
     phrase(
         "The training data does not go by the index: a sample that was read again under the same seed was "
@@ -56,7 +56,7 @@ NOT_BY_INDEX = Problem(
     ),
     severity="warning",
 )
-FOR_A_BATCH = Problem(
+DRAWS_PER_BATCH = Problem(
     "data-random",
     phrase(
         "read_batch of the training data draws for a batch as a whole: its randomness depends on how devices "
@@ -69,7 +69,7 @@ FOR_A_BATCH = Problem(
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def preserve_random_states() -> Iterator[None]:
     """torch's (on the host), NumPy's and Python's generators are afterwards as they were."""
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
     try:
@@ -80,7 +80,7 @@ def kept() -> Iterator[None]:
         random.setstate(states[2])
 
 
-def seed(draw: Draw) -> None:
+def seed_generators(draw: SampleKey) -> None:
     """Every global generator of the host begins anew for this sample. GPUs' are none of a sample's."""
     digest = hashlib.blake2b(f"{draw.seed}:{draw.epoch}:{draw.sample}".encode(), digest_size=8).digest()
     number = int.from_bytes(digest) >> 1
@@ -89,46 +89,46 @@ def seed(draw: Draw) -> None:
     random.seed(number)
 
 
-def problem_of_samples(
-    read: Callable[[Draw], Any], draws: Sequence[Draw], samples: Sequence[Any]
+def check_samples(
+    read: Callable[[SampleKey], Any], draws: Sequence[SampleKey], samples: Sequence[Any]
 ) -> Problem | None:
     """What is told of samples where `read` does not give the same ones again."""
-    pairs = list(zip(draws, samples, strict=True))[:NUM_READ_AGAIN]
-    found = [_problem_of(sample, read(draw)) for draw, sample in pairs]
-    return NOT_BY_INDEX if NOT_BY_INDEX in found else next(filter(None, found), None)
+    pairs = list(zip(draws, samples, strict=True))[:NUM_REREAD_SAMPLES]
+    found = [_compare_reads(sample, read(draw)) for draw, sample in pairs]
+    return IGNORES_INDEX if IGNORES_INDEX in found else next(filter(None, found), None)
 
 
-def problem_of_batch(
-    read: Callable[[Sequence[Draw]], Any], draws: Sequence[Draw], batch: Any
+def check_batch(
+    read: Callable[[Sequence[SampleKey]], Any], draws: Sequence[SampleKey], batch: Any
 ) -> Problem | None:
     """The same of a data set that reads whole batches, and whether it draws for all samples together."""
-    problem = _problem_of(batch, read(draws))
+    problem = _compare_reads(batch, read(draws))
     if problem is not None:
         return problem
-    drawn_next = _draw_next()
-    seed(draws[0])
-    return None if drawn_next == _draw_next() else FOR_A_BATCH
+    drawn_next = _next_draws()
+    seed_generators(draws[0])
+    return None if drawn_next == _next_draws() else DRAWS_PER_BATCH
 
 
-def _problem_of(one: Any, other: Any) -> Problem | None:
+def _compare_reads(one: Any, other: Any) -> Problem | None:
     """What is told of two readings of a sample, or of a batch: augmentation leaves the target as it is."""
-    if alike(one, other):
+    if is_equal(one, other):
         return None
     targets = [sample.get("labels") if isinstance(sample, Mapping) else sample[1] for sample in (one, other)]
-    return OUTSIDE_THE_SAMPLE if alike(*targets) else NOT_BY_INDEX
+    return PRIVATE_GENERATOR if is_equal(*targets) else IGNORES_INDEX
 
 
-def _draw_next() -> tuple[float, float, float]:
+def _next_draws() -> tuple[float, float, float]:
     return float(torch.rand(())), float(np.random.rand()), random.random()
 
 
-def alike(one: Any, other: Any) -> bool:
+def is_equal(one: Any, other: Any) -> bool:
     """Whether two readings hold the same numbers; of what is neither a number nor a dense tensor nothing is
     said."""
     if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(is_equal(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(map(alike, one, other))
+        return len(one) == len(other) and all(map(is_equal, one, other))
     if isinstance(one, Tensor | np.ndarray | np.generic | int | float):
         left, right = torch.as_tensor(one), torch.as_tensor(other)
         if left.layout is not torch.strided or left.is_nested:

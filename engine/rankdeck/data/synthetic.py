@@ -21,13 +21,13 @@ from torch import Tensor
 
 from rankdeck.base.errors import DataError
 from rankdeck.base.phrases import phrase
-from rankdeck.config.catalog import MASKED, SyntheticArgs
-from rankdeck.data.base import DataCard, TensorSamples
+from rankdeck.config.catalog import IGNORE_INDEX, SyntheticArgs
+from rankdeck.data.base import DataSpec, TensorSamples
 
-POOL_BYTES = 64 * 2**20
+MAX_POOL_BYTES = 64 * 2**20
 PATTERN_NUMBERS = 1024
-JUMP = 0.1
-HELDOUT_SHARE = 8
+JUMP_PROBABILITY = 0.1
+HELDOUT_DIVISOR = 8
 DATA_SEED = 20240229
 
 
@@ -43,7 +43,7 @@ class InputSpec:
     vocabulary: int | None = None
 
 
-def spec_for(model: str, model_args: Mapping[str, Any]) -> InputSpec:
+def input_spec(model: str, model_args: Mapping[str, Any]) -> InputSpec:
     """What a catalogue model takes, given its arguments so far.
 
     Raises: DataError for a model that is not in the catalogue: its inputs are not known.
@@ -76,10 +76,10 @@ class Synthetic:
         self.args = SyntheticArgs.model_validate(dict(args or {}))
         self.spec = spec or InputSpec((64,))
         self.classes = None if self.spec.vocabulary else self.args.classes or self.spec.classes or 10
-        self.num_heldout = max(1, self.args.samples // HELDOUT_SHARE)
+        self.num_heldout = max(1, self.args.samples // HELDOUT_DIVISOR)
 
-    def describe(self) -> DataCard:
-        return DataCard(
+    def describe(self) -> DataSpec:
+        return DataSpec(
             input_shape=self.spec.input_shape,
             input_dtype=self.spec.input_dtype,
             target_shape=self.spec.input_shape if self.spec.vocabulary else (),
@@ -102,14 +102,14 @@ class Synthetic:
         rule = torch.Generator().manual_seed(DATA_SEED)
         generator = torch.Generator().manual_seed(DATA_SEED + stream)
         bytes_each = math.prod(self.spec.input_shape) * self.spec.input_dtype.itemsize
-        rows = min(num_samples, max(1, POOL_BYTES // bytes_each))
+        rows = min(num_samples, max(1, MAX_POOL_BYTES // bytes_each))
         if self.spec.vocabulary:
             inputs, targets = _tokens(rows, self.spec.input_shape[0], self.spec.vocabulary, rule, generator)
         else:
             assert self.classes is not None
             inputs, targets = _numbers(rows, self.spec.input_shape, self.classes, rule, generator)
         if self.args.masked:
-            targets[torch.rand(targets.shape, generator=generator) < self.args.masked] = MASKED
+            targets[torch.rand(targets.shape, generator=generator) < self.args.masked] = IGNORE_INDEX
         return TensorSamples(inputs.to(self.spec.input_dtype), targets, num_samples)
 
 
@@ -135,7 +135,7 @@ def _tokens(
     """Inputs and targets (rows, length): the same sequences, one token apart."""
     following = torch.randperm(vocabulary, generator=rule)
     sequences = torch.randint(vocabulary, (rows, length + 1), generator=generator)
-    jumps = torch.rand(rows, length + 1, generator=generator) < JUMP
+    jumps = torch.rand(rows, length + 1, generator=generator) < JUMP_PROBABILITY
     for position in range(1, length + 1):
         follows = following[sequences[:, position - 1]]
         sequences[:, position] = torch.where(jumps[:, position], sequences[:, position], follows)

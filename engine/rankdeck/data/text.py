@@ -19,11 +19,11 @@ from torch import Tensor
 from rankdeck.base.errors import DataError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import TextArgs
-from rankdeck.data.base import DataCard
+from rankdeck.data.base import DataSpec
 from rankdeck.data.corpus import ensure_tokens, token_dtype
 
 DEFAULT_CONTEXT = 128
-HELDOUT_SHARE = 20
+HELDOUT_DIVISOR = 20
 MAX_HELDOUT_WINDOWS = 256
 
 
@@ -34,9 +34,9 @@ class Text:
         self.args = TextArgs.model_validate(dict(args or {}))
         self.context = self.args.context or DEFAULT_CONTEXT
 
-    def describe(self) -> DataCard:
+    def describe(self) -> DataSpec:
         """How many samples there are is known once the text has been read, so both counts are None."""
-        return DataCard(
+        return DataSpec(
             input_shape=(self.context,),
             input_dtype=torch.int64,
             target_shape=(self.context,),
@@ -57,7 +57,7 @@ class Text:
         dtype = token_dtype(self.args.vocabulary)
         num_tokens = file.stat().st_size // dtype.itemsize
         window = self.context + 1
-        heldout = max(window, num_tokens // HELDOUT_SHARE)
+        heldout = max(window, num_tokens // HELDOUT_DIVISOR)
         if num_tokens < heldout + window:
             raise DataError(
                 phrase(
@@ -73,7 +73,7 @@ class Text:
         split = num_tokens - heldout
         return (
             TokenWindows(file, dtype, 0, split, self.context),
-            TokenWindows(file, dtype, split, num_tokens, self.context, at_most=MAX_HELDOUT_WINDOWS),
+            TokenWindows(file, dtype, split, num_tokens, self.context, max_windows=MAX_HELDOUT_WINDOWS),
         )
 
 
@@ -89,15 +89,15 @@ class TokenWindows:
         start: int,
         stop: int,
         context: int,
-        at_most: int | None = None,
+        max_windows: int | None = None,
     ) -> None:
         self.file, self.dtype, self.start, self.context = file, dtype, start, context
         self.num_windows = (stop - start - 1) // context
-        self.every = max(1, -(-self.num_windows // at_most)) if at_most else 1
+        self.stride = max(1, -(-self.num_windows // max_windows)) if max_windows else 1
         self._rows: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
 
     def __len__(self) -> int:
-        return -(-self.num_windows // self.every)
+        return -(-self.num_windows // self.stride)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if not -len(self) <= index < len(self):
@@ -108,7 +108,7 @@ class TokenWindows:
     def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Inputs and targets (B, context) int64."""
         inputs, targets = self._rows or self._open()
-        rows = np.asarray(indices) * self.every
+        rows = np.asarray(indices) * self.stride
         return (
             torch.from_numpy(inputs[rows].astype(np.int64)),
             torch.from_numpy(targets[rows].astype(np.int64)),

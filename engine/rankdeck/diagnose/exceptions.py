@@ -1,6 +1,6 @@
 """An exception in a rank -> a problem in words, and whether it only says that other ranks have gone.
 
-torch's own types are known by their names, so that nothing here imports torch. Read own_code.py before and
+torch's own types are known by their names, so that nothing here imports torch. Read user_code.py before and
 cause.py next.
 """
 
@@ -19,48 +19,50 @@ import msgspec
 
 from rankdeck.base import files
 from rankdeck.base.errors import Evidence, Problem, RankdeckError
-from rankdeck.base.phrases import Phrase, marked, phrase
+from rankdeck.base.phrases import Phrase, phrase, tr_noop
 from rankdeck.base.units import format_bytes
-from rankdeck.diagnose.failure_rules import COMMUNICATION, DISK, RULES, Rule
-from rankdeck.diagnose.own_code import fold, is_own
+from rankdeck.diagnose.failure_rules import COMMUNICATION, DISK, FAILURE_RULES, FailureRule
+from rankdeck.diagnose.user_code import fold_frames, is_user_file
 from rankdeck.events import RankFailed
 
-NUM_LAST_LINES = 20
-_LONGEST = 500
+MAX_LAST_LINES = 20
+_MAX_TEXT_LENGTH = 500
 _TAIL_BYTES = 16384
 FILE_TOO_LARGE = "file-too-large"
-LACKS = ("too-many-files", "too-many-processes", "shared-memory", "disk-full", FILE_TOO_LARGE)
+RESOURCE_CODES = ("too-many-files", "too-many-processes", "shared-memory", "disk-full", FILE_TOO_LARGE)
 """Codes of what the machine lacks, or may not give."""
-_EXIT_LACKS = ("too-many-processes", "disk-full", FILE_TOO_LARGE)
+_RESOURCE_EXIT_CODES = ("too-many-processes", "disk-full", FILE_TOO_LARGE)
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _SHARED_MEMORY = "/dev/shm"
-IN_LOG = marked("The whole traceback is in logs/{log} of the run.")
+LOG_ADVICE = tr_noop("The whole traceback is in logs/{log} of the run.")
 
 
-def describe(error: BaseException, rank: int) -> RankFailed:
+def describe_exception(error: BaseException, rank: int) -> RankFailed:
     """What a rank says of the exception that ends it, as the event that the supervisor reads."""
     if isinstance(error, RankdeckError):
-        lines = last_lines(_formatted(error.__cause__)) if error.__cause__ else error.problem.last_lines
+        lines = (
+            last_lines(_format_exception(error.__cause__)) if error.__cause__ else error.problem.last_lines
+        )
         problem = msgspec.structs.replace(error.problem, rank=rank, last_lines=lines)
         return RankFailed(rank=rank, problem=problem, exit_code=error.exit_code)
-    text = words_of(error)
-    named = _named(error, text)
-    file, line = own_place(error)
+    text = error_text(error)
+    named = _match_error(error, text)
+    file, line = user_location(error)
     problem = Problem(
-        UNNAMED if named is None else named.code,
+        UNKNOWN_ERROR if named is None else named.code,
         _message(error, text),
         path=file,
         line=line,
-        advice=advice_of(named) or phrase(IN_LOG, log=f"rank-{rank}.*.err"),
+        advice=advice_for(named) or phrase(LOG_ADVICE, log=f"rank-{rank}.*.err"),
         rank=rank,
-        last_lines=last_lines(_formatted(error)),
+        last_lines=last_lines(_format_exception(error)),
     )
     return RankFailed(
         rank=rank,
         problem=problem,
-        exit_code=3 if problem.code in _EXIT_LACKS else 1,
-        is_communication=named is not None and named.rule.of_others,
+        exit_code=3 if problem.code in _RESOURCE_EXIT_CODES else 1,
+        is_communication=named is not None and named.rule.is_about_others,
     )
 
 
@@ -74,7 +76,7 @@ def last_lines(text: str) -> tuple[str, ...]:
     folded, so that the person's own are among the last.
     """
     lines = [line.rstrip()[:300] for line in text.splitlines() if line.strip()]
-    return tuple(fold(lines)[-NUM_LAST_LINES:])
+    return tuple(fold_frames(lines)[-MAX_LAST_LINES:])
 
 
 def tail_text(log: Path, num_bytes: int = _TAIL_BYTES) -> str:
@@ -90,14 +92,14 @@ def read_last_lines(log: Path) -> tuple[str, ...]:
     return last_lines(tail_text(log))
 
 
-def last_lack(log: Path) -> str:
+def last_resource_error(log: Path) -> str:
     """The last line at a log's end that says what the machine lacks, whichever process wrote it, or ""."""
     lines = reversed(tail_text(log).splitlines())
-    lacks = (line for line in lines if (named := name("", line)) and named.code in LACKS)
-    return next(lacks, "").strip()[:_LONGEST]
+    lacks = (line for line in lines if (named := match_rule("", line)) and named.code in RESOURCE_CODES)
+    return next(lacks, "").strip()[:_MAX_TEXT_LENGTH]
 
 
-def quoted(log: Path, lines: Sequence[str], path: str) -> tuple[Evidence, ...]:
+def quote_log(log: Path, lines: Sequence[str], path: str) -> tuple[Evidence, ...]:
     """The last of a log's last lines and where it stands there; `path` is what the log is called in the run.
     Nothing where there are no lines; without a number where the log is too long to be counted through.
     """
@@ -116,18 +118,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a device or of the host."""
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    return is_named or is_refused or "can't allocate memory" in words_of(error)
+    return is_named or is_refused or "can't allocate memory" in error_text(error)
 
 
-def advice_of(named: Named | None, *, of_script: bool = False) -> Phrase | None:
+def advice_for(named: RuleMatch | None, *, for_script: bool = False) -> Phrase | None:
     """What it means and what to do next; None where only the log says more."""
-    limits = {"out-of-memory": limited_memory, FILE_TOO_LARGE: limited_files}
+    limits = {"out-of-memory": memory_limit_advice, FILE_TOO_LARGE: file_limit_advice}
     if named is not None and (limit := limits.get(named.code, lambda: None)()) is not None:
         return limit
-    return None if named is None else named.advice(of_script=of_script)
+    return None if named is None else named.advice(for_script=for_script)
 
 
-def limited_files() -> Phrase | None:
+def file_limit_advice() -> Phrase | None:
     """What to do about the most that a file may have (`ulimit -f`); None where there is no limit."""
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if most == resource.RLIM_INFINITY:
@@ -135,7 +137,7 @@ def limited_files() -> Phrase | None:
     return phrase("A file may have {most} here: raise that limit (ulimit -f).", most=format_bytes(most))
 
 
-def limited_memory() -> Phrase | None:
+def memory_limit_advice() -> Phrase | None:
     """What to do about the most that a process may take (`ulimit -v`); None where there is no limit."""
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most == resource.RLIM_INFINITY:
@@ -143,7 +145,7 @@ def limited_memory() -> Phrase | None:
     return phrase("A process may take {most} here: raise that limit (ulimit -v).", most=format_bytes(most))
 
 
-def limited_time(used_s: float) -> Phrase | None:
+def cpu_limit_advice(used_s: float) -> Phrase | None:
     """What to do about the most time on a CPU that a process may take (`ulimit -t`); None where `used_s` is
     less."""
     most = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -152,15 +154,15 @@ def limited_time(used_s: float) -> Phrase | None:
     return phrase("A process may use {most} s of a CPU here: raise that limit (ulimit -t).", most=most)
 
 
-def _named(error: BaseException, text: str) -> Named | None:
+def _match_error(error: BaseException, text: str) -> RuleMatch | None:
     kind = type(error).__name__
     if is_out_of_memory(error):
-        return name("MemoryError", text)
-    found = name(kind, text)
-    if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in _causes(error)):
+        return match_rule("MemoryError", text)
+    found = match_rule(kind, text)
+    if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in _cause_chain(error)):
         # A semaphore or a queue lies in shared memory, too, and its error names no file.
         is_shared = (found is not None and found.code == "shared-memory") or _is_shared_memory_full()
-        return name(kind, _SHARED_MEMORY + "/" if is_shared else os.strerror(errno.ENOSPC))
+        return match_rule(kind, _SHARED_MEMORY + "/" if is_shared else os.strerror(errno.ENOSPC))
     return found
 
 
@@ -172,7 +174,7 @@ def _is_shared_memory_full() -> bool:
     return told.f_blocks > 0 and told.f_bavail == 0
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
     """The error and those behind it, each once: code that raises a cause anew makes a circle of them."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -181,7 +183,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def words_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What it says of itself; empty where even that fails."""
     try:
         return str(error).strip()
@@ -193,37 +195,37 @@ def _message(error: BaseException, text: str) -> Phrase:
     """Type and first line; the place in the code where a person can look."""
     kind = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    file, line = own_place(error)
+    file, line = user_location(error)
     if file is None and frames:
         file, line = frames[-1].filename, frames[-1].lineno
     if not text:
         if file:
             return phrase("{error}: no message ({file}, line {line})", error=kind, file=file, line=line)
         return phrase("{error}: no message", error=kind)
-    first = shortened(text.splitlines()[0].strip())
+    first = shorten_line(text.splitlines()[0].strip())
     if file:
         return phrase("{error}: {text} ({file}, line {line})", error=kind, text=first, file=file, line=line)
     return phrase("{error}: {text}", error=kind, text=first)
 
 
-def shortened(line: str) -> str:
+def shorten_line(line: str) -> str:
     """Cut between words where it is too long, and has some."""
-    if len(line) <= _LONGEST:
+    if len(line) <= _MAX_TEXT_LENGTH:
         return line
-    return (line[:_LONGEST].rpartition(" ")[0] or line[:_LONGEST]) + " ..."
+    return (line[:_MAX_TEXT_LENGTH].rpartition(" ")[0] or line[:_MAX_TEXT_LENGTH]) + " ..."
 
 
-def own_place(error: BaseException) -> tuple[str | None, int | None]:
+def user_location(error: BaseException) -> tuple[str | None, int | None]:
     """File and line of the innermost frame that belongs to neither Python, an installed package nor Rankdeck:
     a person's own code; (None, None) where there is none.
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_own(frame.filename):
+        if is_user_file(frame.filename):
             return frame.filename, frame.lineno
     return None, None
 
 
-def _formatted(error: BaseException | None) -> str:
+def _format_exception(error: BaseException | None) -> str:
     return "" if error is None else "".join(traceback.format_exception(error))
 
 
@@ -231,53 +233,61 @@ def _formatted(error: BaseException | None) -> str:
 #
 # The first of RULES (failure_rules.py) that an error's type and text fit names it.
 
-UNNAMED = "rank-exception"
+UNKNOWN_ERROR = "rank-exception"
 """The code of an error that no rule knows."""
-_LONGEST_GROUP = 300
+_MAX_GROUP_LENGTH = 300
 
 
 @dataclass(frozen=True)
-class Named:
+class RuleMatch:
     """A rule that fits, with what it found in the text."""
 
-    rule: Rule
-    found: dict[str, str]
+    rule: FailureRule
+    groups: dict[str, str]
 
     @property
     def code(self) -> str:
         return self.rule.code
 
-    def advice(self, *, of_script: bool = False) -> Phrase | None:
+    def advice(self, *, for_script: bool = False) -> Phrase | None:
         """What it means and what to do next; None where only the log says more."""
-        rule, found = self.rule, self.found
-        says = phrase(rule.says, **found) if rule.says and _holes(rule.says) <= found.keys() else None
-        advice = (rule.to_scripts if of_script else "") or rule.advice
+        rule, found = self.rule, self.groups
+        says = (
+            phrase(rule.meaning, **found)
+            if rule.meaning and _placeholders(rule.meaning) <= found.keys()
+            else None
+        )
+        advice = (rule.script_advice if for_script else "") or rule.advice
         if not advice:
             return says
         return phrase(advice) if says is None else phrase("{says} {advice}", says=says, advice=phrase(advice))
 
 
-def name(kind: str, text: str) -> Named | None:
+def match_rule(kind: str, text: str) -> RuleMatch | None:
     """The first rule that fits. `kind` is the name of the exception's type without its module, "" where a
     process said it without one; `text` its whole text.
     """
-    for rule in RULES:
+    for rule in FAILURE_RULES:
         found = rule.match(kind, text)
         if found is not None:
-            groups = {key: said[:_LONGEST_GROUP].strip() for key, said in found.groupdict().items() if said}
-            return Named(rule, groups)
+            groups = {
+                key: said[:_MAX_GROUP_LENGTH].strip() for key, said in found.groupdict().items() if said
+            }
+            return RuleMatch(rule, groups)
     return None
 
 
-def name_disk(text: str) -> Named:
+def match_disk_error(text: str) -> RuleMatch:
     """What the system says of a disk that takes nothing."""
-    return name("", text) or Named(next(rule for rule in RULES if rule.code == DISK), {})
+    return match_rule("", text) or RuleMatch(next(rule for rule in FAILURE_RULES if rule.code == DISK), {})
 
 
-def is_communication(text: str) -> bool:
+def is_communication_error(text: str) -> bool:
     """Whether the words of an error, or the end of a log, speak of ranks that have gone or not arrived."""
-    return any(rule.code == COMMUNICATION and rule.words and rule.pattern.search(text) for rule in RULES)
+    return any(
+        rule.code == COMMUNICATION and rule.expression and rule.pattern.search(text) for rule in FAILURE_RULES
+    )
 
 
-def _holes(template: str) -> set[str]:
+def _placeholders(template: str) -> set[str]:
     return set(re.findall(r"\{(\w+)\}", template))

@@ -3,7 +3,7 @@
     a rule that refuses a configuration   names the changes itself (`Problem.cure`)
     a run that fails                      `with_fix` finds changes that its configuration can take
     a run that ran out of memory          `planned_fixes` ranks what planner/fixes.py has planned
-    a run that is over                    compare/reported.py derives fixes from the figures that it measured
+    a run that is over                    compare/run_report.py derives fixes from the figures it measured
 
 Changes are keys of the configuration with their values, as in `Problem.cure`.
 """
@@ -28,30 +28,30 @@ from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.loading import from_text
 from rankdeck.config.schema import RunConfig
-from rankdeck.run.plan_lines import CANNOT, VERDICTS, PlanLine, PlannedDevice, decode, words_of
-from rankdeck.rundir import RunDir
+from rankdeck.run.plan_lines import CANNOT, VERDICTS, PlanLine, PlannedDevice, decode, plan_verdict_text
+from rankdeck.run_dir import RunDir
 
 Changes = Mapping[str, Any]
-STRATEGY = "strategy.use"
+STRATEGY_KEY = "strategy.use"
 """Changes with this key replace the whole strategy: options of the one before mean nothing to another."""
-EVENLY = {"dp": "ddp"}
+EVEN_STRATEGY = {"dp": "ddp"}
 """The strategy that does the same work without one device's excess."""
-MOST_PLANNED = 3
+MAX_PLANNED_FIXES = 3
 
 
 @dataclass(frozen=True)
 class Fix:
-    """`text` says what to change, `why` names the figure behind it, and `command` makes the `changes`.
+    """`text` says what to change, `reason` names the figure behind it, and `command` makes the `changes`.
 
-    Of a fix that was planned, `line` is the prediction with the changes, and `saves_bytes` what the fullest
-    device needs less, by both predictions.
+    Of a fix that was planned, `plan_line` is the prediction with the changes, and `saves_bytes` what the
+    fullest device needs less, by both predictions.
     """
 
     text: str
-    why: str = ""
+    reason: str = ""
     changes: Changes = field(default_factory=dict)
     command: Sequence[str] = ()
-    line: PlanLine | None = None
+    plan_line: PlanLine | None = None
     saves_bytes: int = 0
 
     @property
@@ -61,7 +61,7 @@ class Fix:
     @property
     def room_bytes(self) -> int | None:
         """What would be left of the fullest device; None where nothing is planned, or its memory unknown."""
-        return None if self.line is None else fullest_of(self.line).room_bytes
+        return None if self.plan_line is None else fullest_device(self.plan_line).room_bytes
 
     @property
     def headroom(self) -> str:
@@ -75,12 +75,12 @@ class Fix:
 
     @property
     def verdict(self) -> str:
-        return "" if self.line is None or self.room_bytes is None else words_of(self.line)
+        return "" if self.plan_line is None or self.room_bytes is None else plan_verdict_text(self.plan_line)
 
 
-def fullest_of(line: PlanLine) -> PlannedDevice:
+def fullest_device(line: PlanLine) -> PlannedDevice:
     """The fullest device of a line that has devices."""
-    found = line.fullest
+    found = line.fullest_device
     assert found is not None
     return found
 
@@ -88,7 +88,7 @@ def fullest_of(line: PlanLine) -> PlannedDevice:
 # Changes of a configuration
 
 
-def config_of(run: RunDir) -> RunConfig | None:
+def config_or_none(run: RunDir) -> RunConfig | None:
     """The configuration that fixes of a run change; None for a script's, or where it cannot be read."""
     try:
         return run.config()
@@ -96,32 +96,32 @@ def config_of(run: RunDir) -> RunConfig | None:
         return None
 
 
-def fix_name(changes: Changes) -> str:
+def changes_label(changes: Changes) -> str:
     """'DDP', 'FSDP, reshard = false', 'train.accumulate = 2': changes in few words."""
-    strategy = STRATEGIES.get(changes.get(STRATEGY, ""))
-    rest = {key: value for key, value in changes.items() if key != STRATEGY and value is not None}
+    strategy = STRATEGIES.get(changes.get(STRATEGY_KEY, ""))
+    rest = {key: value for key, value in changes.items() if key != STRATEGY_KEY and value is not None}
     if strategy is None:
         return ", ".join(itertools.starmap(format_setting, rest.items()))
     of_strategy = {key.removeprefix("strategy."): value for key, value in rest.items()}
     return ", ".join((strategy.title, *itertools.starmap(format_setting, of_strategy.items())))
 
 
-def options_of(changes: Changes) -> list[str]:
+def cli_options(changes: Changes) -> list[str]:
     """The options of `rankdeck resume` or `train` that make the changes."""
-    options = [] if STRATEGY not in changes else ["--strategy", str(changes[STRATEGY])]
+    options = [] if STRATEGY_KEY not in changes else ["--strategy", str(changes[STRATEGY_KEY])]
     for key, value in _settings(changes):
         options += ["--set", f"{key}={value}"]
     return options
 
 
-def command_of(run: RunDir, changes: Changes) -> list[str]:
+def fix_command(run: RunDir, changes: Changes) -> list[str]:
     """The command that makes the changes: resume from the newest checkpoint, or without one train anew."""
     if list_checkpoints(run.checkpoints_folder):
-        return ["rankdeck", "resume", run.name, *options_of(changes)]
-    return ["rankdeck", "train", str(run.config_to_go_on_with), *options_of(changes)]
+        return ["rankdeck", "resume", run.name, *cli_options(changes)]
+    return ["rankdeck", "train", str(run.config_to_resume), *cli_options(changes)]
 
 
-def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
+def apply_changes(config: RunConfig, changes: Changes) -> RunConfig:
     """The configuration with the changes made.
 
     Raises:
@@ -129,13 +129,13 @@ def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
     """
     folder = Path(config.folder or ".")
     overrides = [f"{key}={value}" for key, value in _settings(changes)]
-    return from_text(config.to_toml(), folder=folder, strategy=changes.get(STRATEGY), overrides=overrides)
+    return from_text(config.to_toml(), folder=folder, strategy=changes.get(STRATEGY_KEY), overrides=overrides)
 
 
-def can_take(config: RunConfig, changes: Changes) -> bool:
+def accepts_changes(config: RunConfig, changes: Changes) -> bool:
     """Whether the configuration's own rules accept the changes."""
     try:
-        with_changes(config, changes)
+        apply_changes(config, changes)
     except ConfigError:
         return False
     return True
@@ -143,7 +143,9 @@ def can_take(config: RunConfig, changes: Changes) -> bool:
 
 def _settings(changes: Changes) -> Iterator[tuple[str, str]]:
     return (
-        (key, json.dumps(value)) for key, value in changes.items() if key != STRATEGY and value is not None
+        (key, json.dumps(value))
+        for key, value in changes.items()
+        if key != STRATEGY_KEY and value is not None
     )
 
 
@@ -159,19 +161,21 @@ def with_fix(problem: Problem, config: RunConfig) -> Problem:
     """The problem with the first changes that this configuration can take, its own before those of its kind;
     or with none."""
     own = [problem.cure] if problem.cure else []
-    possible = (changes for changes in (*own, *_changes_for(problem, config)) if can_take(config, changes))
+    possible = (
+        changes for changes in (*own, *_possible_changes(problem, config)) if accepts_changes(config, changes)
+    )
     return msgspec.structs.replace(problem, cure=dict(next(possible, {})))
 
 
-def _changes_for(problem: Problem, config: RunConfig) -> Iterator[Changes]:
-    train, known = config.train, config.strategy_card.options.model_fields
+def _possible_changes(problem: Problem, config: RunConfig) -> Iterator[Changes]:
+    train, known = config.train, config.strategy_spec.options.model_fields
     match problem.code:
         case "out-of-memory" | "over-capacity":
             if not train.activation_checkpointing and ":" not in config.model.use:
                 yield {"train.activation_checkpointing": True}
             yield {"train.accumulate": 2 * train.accumulate}
-            if config.strategy.use in EVENLY:
-                yield {STRATEGY: EVENLY[config.strategy.use]}
+            if config.strategy.use in EVEN_STRATEGY:
+                yield {STRATEGY_KEY: EVEN_STRATEGY[config.strategy.use]}
         case "unused-parameters" if "find_unused_parameters" in known:
             yield {"strategy.find_unused_parameters": True}
         case "ready-twice" if "static_graph" in known:
@@ -199,7 +203,7 @@ def fixes_file(run: RunDir) -> Path:
     return run.path / f"ways-out.{run.next_attempt() - 1}.jsonl"
 
 
-def kept_lines(run: RunDir) -> list[PlanLine] | None:
+def read_planned_lines(run: RunDir) -> list[PlanLine] | None:
     """What was planned for the latest attempt; None where nothing was, or it cannot be read."""
     try:
         return [decode(line) for line in files.read_bytes(fixes_file(run)).splitlines()]
@@ -216,28 +220,30 @@ def planned_fixes(lines: Iterable[PlanLine], run: RunDir | None = None) -> list[
     own = next((line for line in known if line.configured and not line.changes), None)
     if own is None:
         return []
-    found = [_planned(line, own, run) for line in known if line is not own]
+    found = [_planned_fix(line, own, run) for line in known if line is not own]
     best: dict[object, Fix] = {}
-    for fix in sorted((fix for fix in found if fix.saves_bytes > 0), key=_rank):
-        best.setdefault(fix.changes.get(STRATEGY) or tuple(fix.changes), fix)
-    return list(best.values())[:MOST_PLANNED]
+    for fix in sorted((fix for fix in found if fix.saves_bytes > 0), key=_sort_key):
+        best.setdefault(fix.changes.get(STRATEGY_KEY) or tuple(fix.changes), fix)
+    return list(best.values())[:MAX_PLANNED_FIXES]
 
 
 def strategy_changes(line: PlanLine) -> dict[str, object]:
     """The strategy of a planned line and its options, but the default ones, as changes."""
-    options = STRATEGIES[line.strategy].changed(line.options)
-    return {STRATEGY: line.strategy, **{f"strategy.{name}": value for name, value in options.items()}}
+    options = STRATEGIES[line.strategy].non_default_options(line.options)
+    return {STRATEGY_KEY: line.strategy, **{f"strategy.{name}": value for name, value in options.items()}}
 
 
-def _rank(fix: Fix) -> tuple[int, bool, bool, int]:
-    line = fix.line
+def _sort_key(fix: Fix) -> tuple[int, bool, bool, int]:
+    line = fix.plan_line
     assert line is not None
     verdict = VERDICTS.index(line.verdict)
-    return verdict, line.is_bound, "train.precision" in fix.changes, fullest_of(line).total_bytes
+    return verdict, line.is_bound, "train.precision" in fix.changes, fullest_device(line).total_bytes
 
 
-def _planned(line: PlanLine, own: PlanLine, run: RunDir | None) -> Fix:
+def _planned_fix(line: PlanLine, own: PlanLine, run: RunDir | None) -> Fix:
     changes = line.changes if line.configured else line.changes | strategy_changes(line)
-    command = [] if run is None else command_of(run, changes)
-    saves_bytes = fullest_of(own).total_bytes - fullest_of(line).total_bytes
-    return Fix(fix_name(changes), changes=changes, command=command, line=line, saves_bytes=saves_bytes)
+    command = [] if run is None else fix_command(run, changes)
+    saves_bytes = fullest_device(own).total_bytes - fullest_device(line).total_bytes
+    return Fix(
+        changes_label(changes), changes=changes, command=command, plan_line=line, saves_bytes=saves_bytes
+    )

@@ -14,96 +14,104 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.heartbeat import CHECK, CHECK_STEP, FIRST_STEP, NOT_BEGUN, STEP, VERIFYING, Beat
-from rankdeck.base.phrases import Phrase, marked, phrase
-from rankdeck.diagnose.exceptions import name
+from rankdeck.base.heartbeat import CHECK_PHASES, CHECK_STEP, FIRST_STEP, NOT_STARTED, STEP, VERIFYING, Beat
+from rankdeck.base.phrases import Phrase, phrase, tr_noop
+from rankdeck.diagnose.exceptions import match_rule
 from rankdeck.diagnose.failure_rules import COMMUNICATION
-from rankdeck.diagnose.network import LossyNetwork, lossy_network
-from rankdeck.diagnose.own_code import is_own
-from rankdeck.diagnose.stacks import CollectiveCall, Frame, current, differing, is_waiting, missing, where
+from rankdeck.diagnose.network import LossyNetwork, find_lossy_network
+from rankdeck.diagnose.stacks import (
+    CollectiveCall,
+    Frame,
+    current_call,
+    find_mismatch,
+    find_missing_ranks,
+    format_location,
+    is_waiting,
+)
+from rankdeck.diagnose.user_code import is_user_file
 
-COMPUTING = 0.2
+COMPUTING_CORES = 0.2
 """Of a core: whoever uses more than that computes."""
-_RANKS = (
-    marked("{a}"),
-    marked("{a}, {b}"),
-    marked("{a}, {b}, {c}"),
-    marked("{a}, {b}, {c}, {d}"),
-    marked("{a}, {b}, {c}, {d} and {more} more"),
+_RANK_LISTS = (
+    tr_noop("{a}"),
+    tr_noop("{a}, {b}"),
+    tr_noop("{a}, {b}, {c}"),
+    tr_noop("{a}, {b}, {c}, {d}"),
+    tr_noop("{a}, {b}, {c}, {d} and {more} more"),
 )
 """How many ranks are told, by their number."""
-_NUM_TOLD = 4
-_INSIDE = "collective "
+_MAX_LISTED_RANKS = 4
+_COLLECTIVE_PREFIX = "collective "
 """So begin the phases that observer/collectives.py tells."""
 
 
 @dataclass(frozen=True)
-class Standing:
+class HangState:
     """What is known when no rank makes progress.
 
-    `beats` are of those that live, `left` the steps that ranks were in that have exited with status 0 (None
+    `beats` are of those that live, `exited` the steps that ranks were in that have exited with status 0 (None
     before their first heartbeat), `stacks` the threads that tell most, innermost frame first, `calls` the
-    collectives that each has come to. `cores`: how many each has used since it made progress. `work`: the
-    microbatch that each has begun last, of a pipeline. `hosts`: where each is, in a run over several.
+    collectives that each has come to. `cores`: how many each has used since it made progress. `microbatches`:
+    the microbatch that each has begun last, of a pipeline. `hosts`: where each is, in a run over several.
     `last_lines` are those of their logs.
     """
 
     beats: Mapping[int, Beat]
     stacks: Mapping[int, Sequence[Frame]] = field(default_factory=dict)
     suspended: Sequence[int] = ()
-    left: Mapping[int, Beat | None] = field(default_factory=dict)
+    exited: Mapping[int, Beat | None] = field(default_factory=dict)
     calls: Mapping[int, Sequence[CollectiveCall]] = field(default_factory=dict)
     cores: Mapping[int, float] = field(default_factory=dict)
-    work: Mapping[int, Phrase] = field(default_factory=dict)
+    microbatches: Mapping[int, Phrase] = field(default_factory=dict)
     hosts: Mapping[int, str] = field(default_factory=dict)
     last_lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     @property
-    def is_waited(self) -> bool:
+    def has_waiting_rank(self) -> bool:
         """Whether a rank is known to wait for another."""
-        return any(map(is_waiting, self.stacks.values())) or missing(self.calls) is not None
+        return any(map(is_waiting, self.stacks.values())) or find_missing_ranks(self.calls) is not None
 
     @property
-    def is_at_odds(self) -> bool:
+    def has_collective_mismatch(self) -> bool:
         """Whether ranks are known to be in different collectives."""
-        return bool(differing(self.calls))
+        return bool(find_mismatch(self.calls))
 
     @property
     def lossy_network(self) -> LossyNetwork | None:
         """What all of them wait for, where it is none of them."""
         if self.beats.keys() - self.stacks.keys() or not all(map(is_waiting, self.stacks.values())):
             return None
-        return None if self.is_at_odds else lossy_network(self.calls, self.hosts)
+        return None if self.has_collective_mismatch else find_lossy_network(self.calls, self.hosts)
 
     @property
     def is_computing(self) -> bool:
-        return any(cores > COMPUTING for cores in self.cores.values())
+        return any(cores > COMPUTING_CORES for cores in self.cores.values())
 
-    def place_of(self, rank: int) -> Phrase:
+    def rank_location(self, rank: int) -> Phrase:
         """Where a rank is, after 'in'."""
-        frames, call = self.stacks.get(rank), current(self.calls.get(rank, ()))
+        frames, call = self.stacks.get(rank), current_call(self.calls.get(rank, ()))
         if frames and call is not None and is_waiting(frames):
-            return phrase("{place}: {call}", place=_own(frames).words(), call=call.words())
-        return where(frames) if frames else place(self.beats[rank])
+            return phrase("{place}: {call}", place=_innermost_user_frame(frames).text(), call=call.text())
+        return format_location(frames) if frames else beat_location(self.beats[rank])
 
 
-def find_laggard(standing: Standing) -> int | None:
+def find_laggard(standing: HangState) -> int | None:
     """The rank that the others wait for, or None where nothing tells it from them."""
     beats, stacks = standing.beats, standing.stacks
     if len(standing.suspended) == 1:
         return standing.suspended[0]
-    if len(beats) < 2 or standing.is_at_odds:
+    if len(beats) < 2 or standing.has_collective_mismatch:
         return None
     away = [rank for rank, frames in stacks.items() if not is_waiting(frames)]
-    absent = missing(standing.calls)
+    absent = find_missing_ranks(standing.calls)
     if absent is not None:
         # Who is missing in one place may wait in another, for whoever waits nowhere.
         late = [rank for rank in absent[0] if rank in away or rank not in stacks]
-        late = late or [rank for rank in away if current(standing.calls.get(rank, ())) is None]
+        late = late or [rank for rank in away if current_call(standing.calls.get(rank, ())) is None]
         return late[0] if len(late) == 1 else None
     first_step = min(beat.step for beat in beats.values())
     behind = [rank for rank, beat in beats.items() if beat.step == first_step]
-    behind = [rank for rank in behind if not beats[rank].phase.startswith(_INSIDE)] or behind
+    behind = [rank for rank in behind if not beats[rank].phase.startswith(_COLLECTIVE_PREFIX)] or behind
     late = [rank for rank in behind if rank in away]
     if len(late) == 1 and all(rank in stacks for rank in behind):
         return late[0]
@@ -118,48 +126,50 @@ def find_laggard(standing: Standing) -> int | None:
     return late[0] if len(late) == 1 else None
 
 
-def suspicion(standing: Standing, now_s: float, advice: Phrase) -> Problem:
+def hang_warning(standing: HangState, now_s: float, advice: Phrase) -> Problem:
     """The warning while nobody makes progress. `advice` says what becomes of the run."""
-    rank = _told_of(standing)
+    rank = _blamed_rank(standing)
     told = {"seconds": now_s - max(beat.at_s for beat in standing.beats.values())}
-    call = None if rank is None else _waited_for(standing, rank)
+    call = None if rank is None else _awaited_call(standing, rank)
     if rank is None:
-        message = phrase("No progress for {seconds:.0f} s: {ranks}.", ranks=_everybody(standing), **told)
+        message = phrase("No progress for {seconds:.0f} s: {ranks}.", ranks=_all_ranks_text(standing), **told)
     elif len(standing.beats) == 1:
-        message = phrase("No progress for {seconds:.0f} s: {stands}.", stands=_stands(rank, standing), **told)
+        message = phrase(
+            "No progress for {seconds:.0f} s: {stands}.", stands=_rank_status(rank, standing), **told
+        )
     elif call is None:
         message = phrase(
             "No progress for {seconds:.0f} s: {stands}, while the others wait.",
-            stands=_stands(rank, standing),
+            stands=_rank_status(rank, standing),
             **told,
         )
     else:
         message = phrase(
             "No progress for {seconds:.0f} s: {stands}, while the others wait in {call}.",
-            stands=_stands(rank, standing),
-            call=call.words(),
+            stands=_rank_status(rank, standing),
+            call=call.text(),
             **told,
         )
     code = "rank-suspended" if standing.suspended else "hang-suspected"
-    return _with_log(Problem(code, message, advice=advice, rank=rank, severity="warning"), standing)
+    return _with_log_error(Problem(code, message, advice=advice, rank=rank, severity="warning"), standing)
 
 
-def hang(standing: Standing, now_s: float, rank: int | None = None) -> Problem:
+def hang_problem(standing: HangState, now_s: float, rank: int | None = None) -> Problem:
     """The cause of a run that ended because nobody made progress; `rank` is whom the others waited for."""
-    rank = _told_of(standing) if rank is None else rank
+    rank = _blamed_rank(standing) if rank is None else rank
     if rank is None:
         seconds = now_s - max(beat.at_s for beat in standing.beats.values())
         message = phrase(
             "There was no progress for {seconds:.0f} s: {ranks}.",
             seconds=seconds,
-            ranks=_everybody(standing),
+            ranks=_all_ranks_text(standing),
         )
         network = standing.lossy_network
         advice = phrase("Have every rank call the same collectives, in the same order.")
         advice = advice if network is None else network.advice()
-        return _with_log(Problem("hang", message, advice=advice), standing)
-    beat, call = standing.beats.get(rank), _waited_for(standing, rank)
-    told = {"seconds": 0.0 if beat is None else now_s - beat.at_s, "stands": _stands(rank, standing)}
+        return _with_log_error(Problem("hang", message, advice=advice), standing)
+    beat, call = standing.beats.get(rank), _awaited_call(standing, rank)
+    told = {"seconds": 0.0 if beat is None else now_s - beat.at_s, "stands": _rank_status(rank, standing)}
     if len(standing.beats) == 1 and beat is not None:
         message = phrase("It made no progress for {seconds:.0f} s: {stands}.", **told)
     elif call is None:
@@ -171,139 +181,146 @@ def hang(standing: Standing, now_s: float, rank: int | None = None) -> Problem:
         message = phrase(
             "It did not arrive where the other ranks wait, in {call}, without progress for "
             "{seconds:.0f} s: {stands}.",
-            call=call.words(),
+            call=call.text(),
             **told,
         )
     advice = phrase("Look at what it does there. If it is only slow, raise launch.timeout_s.")
     if rank in standing.suspended:
         advice = phrase("Somebody suspended the process; let it run, or start again.")
-    return _with_log(Problem("hang", message, advice=advice, rank=rank), standing)
+    return _with_log_error(Problem("hang", message, advice=advice, rank=rank), standing)
 
 
-def _with_log(problem: Problem, standing: Standing) -> Problem:
+def _with_log_error(problem: Problem, standing: HangState) -> Problem:
     """With the error that a log ends with: a rank goes on, and waits, when a process that reads data for it
     has died of that."""
     for rank in sorted(standing.last_lines) if problem.rank is None else [problem.rank]:
         lines = standing.last_lines.get(rank, ())
-        named = name("", lines[-1]) if lines else None
+        named = match_rule("", lines[-1]) if lines else None
         if named is None or named.code == COMMUNICATION:
             continue
         message = phrase(
             "{message} The last line of rank {rank}'s log: {line}",
-            message=problem.said("message"),
+            message=problem.as_phrase("message"),
             rank=rank,
             line=lines[-1],
         )
-        next_step = named.advice(of_script=any(beat.is_after for beat in standing.beats.values()))
-        advice = phrase("{next_step} {advice}", next_step=next_step or "", advice=problem.said("advice"))
-        return problem.but(message=message, advice=advice if next_step else problem.advice)
+        next_step = named.advice(for_script=any(beat.is_step_complete for beat in standing.beats.values()))
+        advice = phrase("{next_step} {advice}", next_step=next_step or "", advice=problem.as_phrase("advice"))
+        return problem.replace_fields(message=message, advice=advice if next_step else problem.advice)
     return problem
 
 
-def _told_of(standing: Standing) -> int | None:
+def _blamed_rank(standing: HangState) -> int | None:
     """The laggard, or the only rank that there is."""
     return next(iter(standing.beats)) if len(standing.beats) == 1 else find_laggard(standing)
 
 
-def _waited_for(standing: Standing, rank: int) -> CollectiveCall | None:
+def _awaited_call(standing: HangState, rank: int) -> CollectiveCall | None:
     """The collective that the others are in."""
-    absent = missing(standing.calls)
+    absent = find_missing_ranks(standing.calls)
     if absent is not None:
         return absent[1]
-    others = (current(calls) for other, calls in standing.calls.items() if other != rank)
+    others = (current_call(calls) for other, calls in standing.calls.items() if other != rank)
     return next((call for call in others if call is not None), None)
 
 
-def _everybody(standing: Standing) -> Phrase:
+def _all_ranks_text(standing: HangState) -> Phrase:
     """Of nobody in particular: that all wait, for each other or for the network, or that they are not in the
     same collective."""
-    different, network = differing(standing.calls), standing.lossy_network
+    different, network = find_mismatch(standing.calls), standing.lossy_network
     if network is not None:
-        return network.words()
+        return network.text()
     if not different:
-        return phrase("every rank waits, {ranks}", ranks=everybodys(standing, standing.beats))
-    return phrase("the ranks are in different collectives, {ranks}", ranks=called(different, standing.stacks))
+        return phrase("every rank waits, {ranks}", ranks=format_ranks(standing, standing.beats))
+    return phrase(
+        "the ranks are in different collectives, {ranks}", ranks=format_calls(different, standing.stacks)
+    )
 
 
-def everybodys(standing: Standing, ranks: Iterable[int]) -> Phrase:
+def format_ranks(standing: HangState, ranks: Iterable[int]) -> Phrase:
     """'rank 0 in ..., rank 1 in ...'."""
-    return _listed([_of_rank(rank, standing) for rank in sorted(ranks)])
+    return _join_ranks([_format_rank(rank, standing) for rank in sorted(ranks)])
 
 
-def called(calls: Mapping[int, CollectiveCall], stacks: Mapping[int, Sequence[Frame]]) -> Phrase:
+def format_calls(calls: Mapping[int, CollectiveCall], stacks: Mapping[int, Sequence[Frame]]) -> Phrase:
     """'rank 0 in ...: all_reduce number 7 (3 Float), rank 1 ...'."""
-    return _listed([_of_call(rank, call, stacks.get(rank, ())) for rank, call in sorted(calls.items())])
+    return _join_ranks(
+        [_format_call(rank, call, stacks.get(rank, ())) for rank, call in sorted(calls.items())]
+    )
 
 
-def _of_call(rank: int, call: CollectiveCall, frames: Sequence[Frame]) -> Phrase:
+def _format_call(rank: int, call: CollectiveCall, frames: Sequence[Frame]) -> Phrase:
     if not frames:
-        return phrase("rank {rank} in {call}", rank=rank, call=call.words())
-    told = {"rank": rank, "place": _own(frames).words(), "call": call.words()}
+        return phrase("rank {rank} in {call}", rank=rank, call=call.text())
+    told = {"rank": rank, "place": _innermost_user_frame(frames).text(), "call": call.text()}
     return phrase("rank {rank} in {place}: {call}", **told)
 
 
-def _own(frames: Sequence[Frame]) -> Frame:
+def _innermost_user_frame(frames: Sequence[Frame]) -> Frame:
     """The innermost of a person's own code."""
-    return next((frame for frame in frames if is_own(frame.file)), frames[0])
+    return next((frame for frame in frames if is_user_file(frame.file)), frames[0])
 
 
-def _listed(words: Sequence[Phrase]) -> Phrase:
+def _join_ranks(words: Sequence[Phrase]) -> Phrase:
     told = dict(zip("abcd", words, strict=False))
-    more: dict[str, int] = {"more": len(words) - _NUM_TOLD} if len(words) > _NUM_TOLD else {}
-    return phrase(_RANKS[len(told) + len(more) - 1], **told, **more)
+    more: dict[str, int] = {"more": len(words) - _MAX_LISTED_RANKS} if len(words) > _MAX_LISTED_RANKS else {}
+    return phrase(_RANK_LISTS[len(told) + len(more) - 1], **told, **more)
 
 
-def _of_rank(rank: int, standing: Standing) -> Phrase:
+def _format_rank(rank: int, standing: HangState) -> Phrase:
     if rank in standing.suspended:
-        at = place(standing.beats[rank])
+        at = beat_location(standing.beats[rank])
         return phrase("rank {rank} {place}, suspended by a signal (SIGSTOP)", rank=rank, place=at)
     if rank in standing.stacks:
-        at = standing.place_of(rank)
-        if rank in standing.work:
+        at = standing.rank_location(rank)
+        if rank in standing.microbatches:
             return phrase(
-                "rank {rank} in {place} after it began {work}", rank=rank, place=at, work=standing.work[rank]
+                "rank {rank} in {place} after it began {work}",
+                rank=rank,
+                place=at,
+                work=standing.microbatches[rank],
             )
         return phrase("rank {rank} in {place}", rank=rank, place=at)
-    return phrase("rank {rank} {place}", rank=rank, place=place(standing.beats[rank]))
+    return phrase("rank {rank} {place}", rank=rank, place=beat_location(standing.beats[rank]))
 
 
-def _stands(rank: int, standing: Standing) -> Phrase:
+def _rank_status(rank: int, standing: HangState) -> Phrase:
     """Where a rank is, as a clause of its own, and at which microbatch."""
-    stands, work = _stands_in_step(rank, standing), standing.work.get(rank)
+    stands, work = _rank_location_clause(rank, standing), standing.microbatches.get(rank)
     if work is None:
         return stands
     return phrase("{stands}, and the last that it began is {work}", stands=stands, work=work)
 
 
-def _stands_in_step(rank: int, standing: Standing) -> Phrase:
+def _rank_location_clause(rank: int, standing: HangState) -> Phrase:
     beat, frames = standing.beats.get(rank), standing.stacks.get(rank)
     if beat is None:
         if rank in standing.suspended:
             return phrase("it has not begun, suspended by a signal (SIGSTOP)")
         return phrase("it has not begun")
-    at = place(beat)
+    at = beat_location(beat)
     if rank in standing.suspended:
         return phrase("it stands {place}, suspended by a signal (SIGSTOP)", place=at)
     if frames:
-        return phrase("it stands {place}, in {function}", place=at, function=where(frames))
+        return phrase("it stands {place}, in {function}", place=at, function=format_location(frames))
     return phrase("it stands {place}", place=at)
 
 
-def place(beat: Beat) -> Phrase:
+def beat_location(beat: Beat) -> Phrase:
     """'in step 20', 'in "evaluation" of step 20', or 'in "loading data"' before the first step; of a script
     'after step 20', 'in "backward" after step 20'."""
     step, phase = beat.step, beat.phase
-    if phase == NOT_BEGUN:
+    if phase == NOT_STARTED:
         return phrase("at its very start")
-    if phase in CHECK:
+    if phase in CHECK_PHASES:
         return phrase("in the check before the first step")
-    if phase in (STEP, FIRST_STEP) or (beat.is_after and phase == "script"):
-        if not beat.is_after:
+    if phase in (STEP, FIRST_STEP) or (beat.is_step_complete and phase == "script"):
+        if not beat.is_step_complete:
             return phrase("in step {step}", step=step)
         return phrase("after step {step}", step=step) if step else phrase("after its start")
     if not step:
         return phrase('in "{phase}"', phase=phase)
-    if beat.is_after:
+    if beat.is_step_complete:
         return phrase('in "{phase}" after step {step}', phase=phase, step=step)
     return phrase('in "{phase}" of step {step}', phase=phase, step=step)
 
@@ -313,44 +330,46 @@ def place(beat: Beat) -> Phrase:
 # What a run has shown to take long may take three times as long. What happens once, or writes to a disk,
 # has a limit of its own; nothing is ended before twice the time after which it was told.
 
-STEP_S = 15.0
-OTHER_S = 60.0
+STEP_WARNING_S = 15.0
+PHASE_WARNING_S = 60.0
 """The first step and all before it, an evaluation, a save."""
-COMPILE_S = 300.0
+COMPILE_WARNING_S = 300.0
 """The first step where torch.compile is at work."""
-_SLOW = 3
+_SLOW_FACTOR = 3
 
 
 @dataclass(frozen=True)
-class Patience:
+class HangTimeouts:
     """`timeout_s` is launch.timeout_s: a run is never ended sooner, and steps are told of within half of
     it."""
 
     timeout_s: float
     compiles: bool = False
 
-    def until_told_s(self, beats: Mapping[int, Beat], slowest_s: Mapping[int, float]) -> float:
+    def warning_after_s(self, beats: Mapping[int, Beat], slowest_s: Mapping[int, float]) -> float:
         """Of those that the others wait for, the rank with the longest limit. `slowest_s`: the longest that
         each was in its phase so far."""
-        return max(self._of(beat, slowest_s.get(rank, 0.0)) for rank, beat in waited_for(beats).items())
+        return max(
+            self._phase_limit_s(beat, slowest_s.get(rank, 0.0)) for rank, beat in awaited_ranks(beats).items()
+        )
 
-    def until_ended_s(self, until_told_s: float) -> float:
+    def stop_after_s(self, until_told_s: float) -> float:
         return max(self.timeout_s, 2 * until_told_s)
 
-    def _of(self, beat: Beat, slowest_s: float) -> float:
-        own_s = OTHER_S
-        if beat.step > 0 if beat.is_after else beat.phase in (STEP, CHECK_STEP):
-            own_s = min(STEP_S, self.timeout_s / 2)
+    def _phase_limit_s(self, beat: Beat, slowest_s: float) -> float:
+        own_s = PHASE_WARNING_S
+        if beat.step > 0 if beat.is_step_complete else beat.phase in (STEP, CHECK_STEP):
+            own_s = min(STEP_WARNING_S, self.timeout_s / 2)
         elif beat.phase == FIRST_STEP and self.compiles:
-            own_s = COMPILE_S
-        return max(own_s, _SLOW * slowest_s)
+            own_s = COMPILE_WARNING_S
+        return max(own_s, _SLOW_FACTOR * slowest_s)
 
 
-def waited_for(beats: Mapping[int, Beat]) -> Mapping[int, Beat]:
+def awaited_ranks(beats: Mapping[int, Beat]) -> Mapping[int, Beat]:
     """Who is in the earliest step, and there in the step itself, after which it evaluates and saves; in the
     check before the first one whoever takes a step of it. Of a script's phases nothing is known: all of
     them."""
-    if any(beat.is_after for beat in beats.values()):
+    if any(beat.is_step_complete for beat in beats.values()):
         return beats
     first = min(beat.step for beat in beats.values())
     there = {rank: beat for rank, beat in beats.items() if beat.step == first}

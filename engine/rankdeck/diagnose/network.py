@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rankdeck.base.phrases import ALL_OF, Phrase, listed, marked, phrase
-from rankdeck.diagnose.stacks import CollectiveCall, unfinished
+from rankdeck.base.phrases import AND_TEMPLATE, Phrase, join_phrases, phrase, tr_noop
+from rankdeck.diagnose.stacks import CollectiveCall, find_unfinished
 
-SAME_MTU = marked(
+MTU_ADVICE = tr_noop(
     "Give the hosts, and all that is between them, the same MTU, or try a smaller one on each: ip link set "
     "INTERFACE mtu 1400."
 )
-_MOST_HOSTS = 4
+_MAX_HOSTS = 4
 """That are named."""
 
 
@@ -28,12 +28,12 @@ class LossyNetwork:
     call: CollectiveCall
     hosts: Sequence[str]
 
-    def words(self) -> Phrase:
-        hosts = listed(self.hosts[:_MOST_HOSTS], ALL_OF)
+    def text(self) -> Phrase:
+        hosts = join_phrases(self.hosts[:_MAX_HOSTS], AND_TEMPLATE)
         return phrase(
             "every rank has come to {call}, and the network between {hosts} does not bring all that they "
             "send in it",
-            call=self.call.words(),
+            call=self.call.text(),
             hosts=hosts,
         )
 
@@ -41,16 +41,16 @@ class LossyNetwork:
         return phrase(
             "Large packets may be lost on the way (MTU): rankdeck doctor --hosts {hosts} sends some. {fix}",
             hosts=",".join(self.hosts),
-            fix=phrase(SAME_MTU),
+            fix=phrase(MTU_ADVICE),
         )
 
 
-def lossy_network(
+def find_lossy_network(
     calls: Mapping[int, Sequence[CollectiveCall]], hosts: Mapping[int, str]
 ) -> LossyNetwork | None:
     """Of ranks that all wait; None where no collective tells it, or where one host has all of its ranks.
     `hosts`: the name of each rank's."""
-    found = unfinished(calls)
+    found = find_unfinished(calls)
     if found is None:
         return None
     call, ranks = found

@@ -1,6 +1,6 @@
 """What faulthandler writes when a rank is asked where it stands -> the frames that tell it.
 
-Read own_code.py before and hang.py next.
+Read user_code.py before and hang.py next.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankdeck.base.parsing import json_of
-from rankdeck.base.phrases import Phrase, marked, phrase
-from rankdeck.diagnose.own_code import is_own
+from rankdeck.base.parsing import parse_json
+from rankdeck.base.phrases import Phrase, phrase, tr_noop
+from rankdeck.diagnose.user_code import is_user_file
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?P<current>Current thread|Thread|Stack) .*$", re.MULTILINE)
@@ -26,7 +26,7 @@ _WAITING_FILES = (
 _BACKWARD = "_engine_run_backward"
 _WAITING_FUNCTIONS = {_BACKWARD: ("torch/autograd/",), "synchronize": ("torch/cuda/", "torch/accelerator/")}
 """In these folders, also of a torch that a person has built, which is installed nowhere."""
-_STARTED = "_bootstrap"
+_THREAD_ENTRY = "_bootstrap"
 """The outermost function of every thread that Python code has started."""
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")
 
@@ -39,7 +39,7 @@ class Frame:
     line: int
     function: str
 
-    def words(self) -> Phrase:
+    def text(self) -> Phrase:
         return phrase(
             "{function} ({file}, line {line})", function=self.function, file=self.file, line=self.line
         )
@@ -49,19 +49,19 @@ def parse_stack(text: str) -> list[Frame]:
     """The thread that tells most in faulthandler's last report, innermost frame first: the one that it calls
     current (the main one), or where that stands in no code of the person's and waits for no other rank, one
     that does stand in theirs."""
-    threads, current = _threads(text)
+    threads, current = _parse_threads(text)
     if current is None:
         return []
     main = threads[current]
     if main and main[0].function == _BACKWARD:
         # What belongs to a GPU runs in a thread of torch's own: a hook, or a backward of the person's.
-        return next((frames for frames in threads if _is_own_of_torch(frames)), main)
-    if is_waiting(main) or any(is_own(frame.file) for frame in main):
+        return next((frames for frames in threads if _is_user_code_on_torch_thread(frames)), main)
+    if is_waiting(main) or any(is_user_file(frame.file) for frame in main):
         return main
-    return next((frames for frames in threads if any(is_own(frame.file) for frame in frames)), main)
+    return next((frames for frames in threads if any(is_user_file(frame.file) for frame in frames)), main)
 
 
-def _threads(text: str) -> tuple[list[list[Frame]], int | None]:
+def _parse_threads(text: str) -> tuple[list[list[Frame]], int | None]:
     """All threads, and which one is the current one."""
     heads = list(_THREAD.finditer(text))
     bounds = [*(head.start() for head in heads), len(text)]
@@ -79,19 +79,21 @@ def _threads(text: str) -> tuple[list[list[Frame]], int | None]:
 def is_waiting(frames: Sequence[Frame]) -> bool:
     """Whether a thread is inside a collective or a backward pass, where ranks wait for each other, and in no
     code of the person's that runs there (a hook, a backward of their own)."""
-    outside = itertools.takewhile(lambda frame: _waits(frame) or not is_own(frame.file), frames[:3])
-    return any(map(_waits, outside))
+    outside = itertools.takewhile(
+        lambda frame: _is_waiting_frame(frame) or not is_user_file(frame.file), frames[:3]
+    )
+    return any(map(_is_waiting_frame, outside))
 
 
-def _waits(frame: Frame) -> bool:
+def _is_waiting_frame(frame: Frame) -> bool:
     files = (*_WAITING_FILES, *_WAITING_FUNCTIONS.get(frame.function, ()))
     return any(part in frame.file for part in files)
 
 
-def _is_own_of_torch(frames: Sequence[Frame]) -> bool:
+def _is_user_code_on_torch_thread(frames: Sequence[Frame]) -> bool:
     """Whether a thread that no Python code has started runs code of the person's."""
-    is_pythons = not frames or frames[-1].function in (_STARTED, "<module>")
-    return not is_pythons and any(is_own(frame.file) for frame in frames)
+    is_pythons = not frames or frames[-1].function in (_THREAD_ENTRY, "<module>")
+    return not is_pythons and any(is_user_file(frame.file) for frame in frames)
 
 
 def is_debugged(frames: Sequence[Frame]) -> bool:
@@ -99,15 +101,15 @@ def is_debugged(frames: Sequence[Frame]) -> bool:
     return any(part in frame.file for frame in frames for part in _DEBUGGERS)
 
 
-def where(frames: Sequence[Frame]) -> Phrase:
+def format_location(frames: Sequence[Frame]) -> Phrase:
     """The innermost line of the person's own code, and which function of others it has called."""
-    own = next((frame for frame in frames if is_own(frame.file)), None)
+    own = next((frame for frame in frames if is_user_file(frame.file)), None)
     if own is None or own == frames[0]:
-        return frames[0].words()
-    return phrase("{place}, in a call of {function}", place=own.words(), function=_called(frames))
+        return frames[0].text()
+    return phrase("{place}, in a call of {function}", place=own.text(), function=_called_function(frames))
 
 
-def _called(frames: Sequence[Frame]) -> str:
+def _called_function(frames: Sequence[Frame]) -> str:
     """The outermost function of torch's collectives that is under way, else the innermost of all."""
     calls = [frame for frame in frames if frame.file.endswith("torch/distributed/distributed_c10d.py")]
     return calls[-1].function if calls else frames[0].function
@@ -120,10 +122,10 @@ def _called(frames: Sequence[Frame]) -> str:
 # the same number is another collective elsewhere, everybody waits for ever. Messages between two ranks have
 # no such numbers and are left out.
 
-_SAME_SHAPE = ("all_reduce", "broadcast", "reduce")
+_SAME_SHAPE_COLLECTIVES = ("all_reduce", "broadcast", "reduce")
 """What every rank passes tensors of one shape to."""
-_LONGEST = 40
-MICROBATCH = marked("{phase} of microbatch {number}")
+_MAX_NAME_LENGTH = 40
+MICROBATCH_TEXT = tr_noop("{phase} of microbatch {number}")
 
 
 @dataclass(frozen=True)
@@ -134,40 +136,40 @@ class CollectiveCall:
     number: int
     kind: str
     shape: str = ""
-    is_over: bool = False
+    is_finished: bool = False
 
-    def words(self) -> Phrase:
+    def text(self) -> Phrase:
         if self.shape:
             return phrase(
                 "{kind} number {number} ({shape})", kind=self.kind, number=self.number, shape=self.shape
             )
         return phrase("{kind} number {number}", kind=self.kind, number=self.number)
 
-    def fits(self, other: CollectiveCall) -> bool:
+    def matches(self, other: CollectiveCall) -> bool:
         """Whether the two can be one collective."""
-        same_shape = self.shape == other.shape or self.kind not in _SAME_SHAPE
+        same_shape = self.shape == other.shape or self.kind not in _SAME_SHAPE_COLLECTIVES
         return self.kind == other.kind and same_shape
 
 
-def calls_of(text: str | bytes) -> list[CollectiveCall]:
+def parse_calls(text: str | bytes) -> list[CollectiveCall]:
     """The collectives in a recorder's JSON, the oldest first; empty for what is none."""
     try:
-        entries = json_of(text)["entries"]
-        return [_call(entry) for entry in entries if not entry.get("is_p2p")]
+        entries = parse_json(text)["entries"]
+        return [_parse_call(entry) for entry in entries if not entry.get("is_p2p")]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         return []
 
 
-def work_of(text: str | bytes) -> Phrase | None:
+def parse_microbatch(text: str | bytes) -> Phrase | None:
     """What a rank of a pipeline has begun last, of the same JSON: 'forward of microbatch 3'."""
     try:
-        name, number = json_of(text)["microbatch"]
-        return phrase(MICROBATCH, phase=str(name)[:_LONGEST], number=int(number))
+        name, number = parse_json(text)["microbatch"]
+        return phrase(MICROBATCH_TEXT, phase=str(name)[:_MAX_NAME_LENGTH], number=int(number))
     except (ValueError, TypeError, KeyError):
         return None
 
 
-def _call(entry: Mapping[str, Any]) -> CollectiveCall:
+def _parse_call(entry: Mapping[str, Any]) -> CollectiveCall:
     sizes, dtypes = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
     told = [f"{'x'.join(map(str, size)) or 1} {dtype}" for size, dtype in zip(sizes, dtypes, strict=False)]
     return CollectiveCall(
@@ -175,51 +177,53 @@ def _call(entry: Mapping[str, Any]) -> CollectiveCall:
         number=int(entry["collective_seq_id"]),
         kind=str(entry["profiling_name"]).rpartition(":")[2].lstrip("_"),
         shape=", ".join(told),
-        is_over=bool(entry.get("retired")),
+        is_finished=bool(entry.get("retired")),
     )
 
 
-def current(calls: Sequence[CollectiveCall]) -> CollectiveCall | None:
+def current_call(calls: Sequence[CollectiveCall]) -> CollectiveCall | None:
     """The one that a rank is in."""
-    return next((call for call in reversed(calls) if not call.is_over), None)
+    return next((call for call in reversed(calls) if not call.is_finished), None)
 
 
-def differing(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[int, CollectiveCall]:
+def find_mismatch(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[int, CollectiveCall]:
     """By rank what it has called under the first number that was not the same everywhere; empty where all
     that is known fits together."""
-    for ranks in _by_number(calls).values():
+    for ranks in _calls_by_number(calls).values():
         first = next(iter(ranks.values()))
-        if not all(first.fits(call) for call in ranks.values()):
+        if not all(first.matches(call) for call in ranks.values()):
             return ranks
     return {}
 
 
-def missing(calls: Mapping[int, Sequence[CollectiveCall]]) -> tuple[list[int], CollectiveCall] | None:
+def find_missing_ranks(
+    calls: Mapping[int, Sequence[CollectiveCall]],
+) -> tuple[list[int], CollectiveCall] | None:
     """The ranks that have not come to a collective where others of their group are, and that collective; None
     where nobody is known to be missing."""
-    members = _members(calls)
-    for (group, _), ranks in _by_number(calls).items():
+    members = _group_ranks(calls)
+    for (group, _), ranks in _calls_by_number(calls).items():
         absent = sorted(members[group] - ranks.keys())
-        waited_for = next((call for call in ranks.values() if not call.is_over), None)
+        waited_for = next((call for call in ranks.values() if not call.is_finished), None)
         if absent and waited_for is not None:
             return absent, waited_for
     return None
 
 
-def unfinished(
+def find_unfinished(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> tuple[CollectiveCall, list[int]] | None:
     """The first collective that every rank of its group has come to and that is not over in all of them, with
     its ranks; None where there is none."""
-    members = _members(calls)
-    for (group, _), ranks in _by_number(calls).items():
-        call = next((call for call in ranks.values() if not call.is_over), None)
+    members = _group_ranks(calls)
+    for (group, _), ranks in _calls_by_number(calls).items():
+        call = next((call for call in ranks.values() if not call.is_finished), None)
         if call is not None and len(ranks) > 1 and members[group] == ranks.keys():
             return call, sorted(ranks)
     return None
 
 
-def _members(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[str, set[int]]:
+def _group_ranks(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[str, set[int]]:
     """The ranks of each group, as far as they have called anything in it."""
     members: dict[str, set[int]] = {}
     for rank, made in calls.items():
@@ -228,7 +232,7 @@ def _members(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[str, set[int
     return members
 
 
-def _by_number(
+def _calls_by_number(
     calls: Mapping[int, Sequence[CollectiveCall]],
 ) -> dict[tuple[str, int], dict[int, CollectiveCall]]:
     """Of each group and number who has come to it, without numbers that some recorder no longer holds."""

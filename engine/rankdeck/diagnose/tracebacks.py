@@ -14,58 +14,68 @@ from pathlib import Path
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import Phrase, phrase
-from rankdeck.diagnose.exceptions import IN_LOG, UNNAMED, advice_of, last_lines, name, shortened, tail_text
-from rankdeck.diagnose.own_code import FRAME, is_own
+from rankdeck.diagnose.exceptions import (
+    LOG_ADVICE,
+    UNKNOWN_ERROR,
+    advice_for,
+    last_lines,
+    match_rule,
+    shorten_line,
+    tail_text,
+)
+from rankdeck.diagnose.user_code import FRAME, is_user_file
 from rankdeck.events import RankFailed
 
 TAIL_BYTES = 1 << 17
 _LONG_TAIL_BYTES = 1 << 23
 """Where a message alone is longer than that."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_OF_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """What torch prints in front of every line once a process group is there."""
-_BAR = re.compile(r"\r[^\r\n]*?(?=(?:\[rank\d+\]: )?Traceback \(most recent call last\):$)", re.MULTILINE)
+_PROGRESS_BAR = re.compile(
+    r"\r[^\r\n]*?(?=(?:\[rank\d+\]: )?Traceback \(most recent call last\):$)", re.MULTILINE
+)
 """A progress bar ends in no line end: a traceback follows it on its line."""
-_OF_GROUP = re.compile(r"^  [+|] (?:Exception Group (?=Traceback))?", re.MULTILINE)
+_GROUP_PREFIX = re.compile(r"^  [+|] (?:Exception Group (?=Traceback))?", re.MULTILINE)
 """What stands in front of the lines of an exception group, and not of those inside it."""
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
-_NOT_THE_END = ("Exception ignored in", "--- Logging error ---")
+_NOT_FATAL = ("Exception ignored in", "--- Logging error ---")
 """What Python prints before tracebacks that end nothing."""
-_OF_THREAD = "Exception in thread "
+_THREAD_PREFIX = "Exception in thread "
 """What it prints before one that ends a thread: the process goes on."""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_OF_CHILDREN = ("ChildFailedError", "CalledProcessError")
+_LAUNCHER_ERRORS = ("ChildFailedError", "CalledProcessError")
 """What a launcher that the script starts (torchrun, accelerate) raises of a process that has failed."""
-_SYNTAX = ("SyntaxError", "IndentationError", "TabError")
-_LONGEST_MESSAGE = 40
+_SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
+_MAX_MESSAGE_LINES = 40
 """Lines of a message that are looked at."""
 
 
 @dataclass(frozen=True)
-class Raised:
-    """An exception that Python has printed. `message` is the first line of its `text` that says something.
-    `file` and `line` are the last frame of the person's own code, or the last one where none is. `in_thread`:
-    it ended a thread alone.
+class PrintedException:
+    """An exception that Python has printed. `message` is the first line of its `full_text` that says
+    something. `file` and `line` are the last frame of the person's own code, or the last one where none is.
+    `is_in_thread`: it ended a thread alone.
     """
 
     type: str
     message: str
     file: str | None = None
     line: int | None = None
-    in_thread: bool = False
-    text: str = field(default="", compare=False)
+    is_in_thread: bool = False
+    full_text: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
         """The type without its module."""
         return self.type.rpartition(".")[2]
 
-    def words(self) -> Phrase:
+    def summary(self) -> Phrase:
         """'ValueError: bad batch (/p/train.py, line 3)'."""
-        what = f"{self.name}: {shortened(self.message)}" if self.message else self.name
+        what = f"{self.name}: {shorten_line(self.message)}" if self.message else self.name
         at = {"file": self.file, "line": self.line}
-        if self.in_thread:
+        if self.is_in_thread:
             if self.file:
                 return phrase("{error} in a thread ({file}, line {line})", error=what, **at)
             return phrase("{error} in a thread.", error=what)
@@ -74,49 +84,49 @@ class Raised:
         return phrase("{error}.", error=what)
 
 
-def find_raised(text: str, folder: str = "") -> Raised | None:
+def find_exception(text: str, folder: str = "") -> PrintedException | None:
     """The exception that a log ends with, a thread's where there is no other; `folder` is what relative names
     of files are relative to."""
-    text = _BAR.sub("\n", _COLOURS.sub("", text).replace("\r\n", "\n"))
-    lines = _OF_GROUP.sub("", _OF_RANK.sub("", text)).split("\n")
-    found: list[Raised] = []
+    text = _PROGRESS_BAR.sub("\n", _COLOURS.sub("", text).replace("\r\n", "\n"))
+    lines = _GROUP_PREFIX.sub("", _RANK_PREFIX.sub("", text)).split("\n")
+    found: list[PrintedException] = []
     of_thread, before = None, ""
     for number, line in enumerate(lines):
         if not _HEADER.match(line):
             continue
         if not any(said.startswith(_CHAINED) for said in lines[max(0, number - 2) : number]):
             before = lines[number - 1] if number else ""
-        if before.startswith(_OF_THREAD):
-            of_thread = _read(lines, number + 1, folder) or of_thread
-        elif not before.startswith(_NOT_THE_END) and (raised := _read(lines, number + 1, folder)):
+        if before.startswith(_THREAD_PREFIX):
+            of_thread = _parse_exception(lines, number + 1, folder) or of_thread
+        elif not before.startswith(_NOT_FATAL) and (raised := _parse_exception(lines, number + 1, folder)):
             found.append(raised)
-    thread = replace(of_thread, in_thread=True) if of_thread is not None else None
-    return _cause(found) or _syntax_error(lines, folder) or thread
+    thread = replace(of_thread, is_in_thread=True) if of_thread is not None else None
+    return _root_cause(found) or _syntax_error(lines, folder) or thread
 
 
-def _cause(found: list[Raised]) -> Raised | None:
+def _root_cause(found: list[PrintedException]) -> PrintedException | None:
     """The last, or what the processes of a launcher raised before it says that they failed: there, one that
     only lost the others is not the cause."""
-    own = [raised for raised in found if raised.name not in _OF_CHILDREN]
-    if not own or found[-1].name not in _OF_CHILDREN:
+    own = [raised for raised in found if raised.name not in _LAUNCHER_ERRORS]
+    if not own or found[-1].name not in _LAUNCHER_ERRORS:
         return found[-1] if found else None
-    causes = [raised for raised in own if not _lost_others(raised)]
+    causes = [raised for raised in own if not _is_about_others(raised)]
     return (causes or own)[-1]
 
 
-def _lost_others(raised: Raised) -> bool:
-    named = name(raised.name, raised.text)
-    return named is not None and named.rule.of_others
+def _is_about_others(raised: PrintedException) -> bool:
+    named = match_rule(raised.name, raised.full_text)
+    return named is not None and named.rule.is_about_others
 
 
-def raised_in_thread(log: Path, folder: str) -> str:
+def thread_exception_text(log: Path, folder: str) -> str:
     """What only a thread has raised, in words; empty where there is none."""
-    raised = find_raised(tail_text(log, TAIL_BYTES), folder)
-    return raised.words() if raised is not None and raised.in_thread else ""
+    raised = find_exception(tail_text(log, TAIL_BYTES), folder)
+    return raised.summary() if raised is not None and raised.is_in_thread else ""
 
 
-def failure_of(
-    rank: int, log: Path, *, folder: str, of_several: bool, has_ended: bool = True
+def read_failure(
+    rank: int, log: Path, *, folder: str, has_several_ranks: bool, has_ended: bool = True
 ) -> RankFailed | None:
     """What the rank's stderr says of the exception that ended it; None where it says nothing. A rank that has
     not ended may stand still because a thread has."""
@@ -127,34 +137,37 @@ def failure_of(
             said_at = log.stat().st_mtime
         except OSError:
             return None
-        raised = find_raised(tail, folder)
+        raised = find_exception(tail, folder)
         if raised is not None or len(tail) < TAIL_BYTES:
             break
     if raised is None or raised.name in ("SystemExit", "KeyboardInterrupt"):
         return None
-    if raised.in_thread and has_ended:
+    if raised.is_in_thread and has_ended:
         return None
-    named = name(raised.name, raised.text)
-    message = phrase("The script raised {error}", error=raised.words())
-    if of_several:
-        message = phrase("rank {rank} raised {error}", rank=rank, error=raised.words())
+    named = match_rule(raised.name, raised.full_text)
+    message = phrase("The script raised {error}", error=raised.summary())
+    if has_several_ranks:
+        message = phrase("rank {rank} raised {error}", rank=rank, error=raised.summary())
     problem = Problem(
-        UNNAMED if named is None else named.code,
+        UNKNOWN_ERROR if named is None else named.code,
         message,
         path=raised.file,
         line=raised.line,
-        advice=advice_of(named, of_script=True) or phrase(IN_LOG, log=log.name),
-        rank=rank if of_several else None,
-        last_lines=last_lines(_OF_RANK.sub("", _COLOURS.sub("", tail))),
+        advice=advice_for(named, for_script=True) or phrase(LOG_ADVICE, log=log.name),
+        rank=rank if has_several_ranks else None,
+        last_lines=last_lines(_RANK_PREFIX.sub("", _COLOURS.sub("", tail))),
     )
     return RankFailed(
-        rank=rank, problem=problem, is_communication=named is not None and named.rule.of_others, t=said_at
+        rank=rank,
+        problem=problem,
+        is_communication=named is not None and named.rule.is_about_others,
+        t=said_at,
     )
 
 
-def ended_by_then(problem: Problem) -> bool:
+def was_exiting(problem: Problem) -> bool:
     """Whether Python was ending with that exception when a thread of C++ that outlived it aborted it."""
-    lines = [_OF_RANK.sub("", line) for line in problem.last_lines[-2:]]
+    lines = [_RANK_PREFIX.sub("", line) for line in problem.last_lines[-2:]]
     return (
         len(lines) == 2
         and lines[1].startswith("terminate called ")
@@ -163,7 +176,7 @@ def ended_by_then(problem: Problem) -> bool:
     )
 
 
-def _read(lines: list[str], number: int, folder: str) -> Raised | None:
+def _parse_exception(lines: list[str], number: int, folder: str) -> PrintedException | None:
     """The exception whose frames begin at `number`."""
     frames: list[tuple[str, int]] = []
     while number < len(lines) and (lines[number].startswith(" ") or not lines[number]):
@@ -174,10 +187,12 @@ def _read(lines: list[str], number: int, folder: str) -> Raised | None:
     raised = _RAISED.match(lines[number]) if number < len(lines) else None
     if raised is None:
         return None
-    own = [frame for frame in frames if is_own(frame[0])] or frames
+    own = [frame for frame in frames if is_user_file(frame[0])] or frames
     file, line = own[-1] if own else (None, None)
     message = _message(lines, number, raised["message"])
-    return Raised(raised["type"], message, _absolute(file, folder), line, text=_text(lines, number))
+    return PrintedException(
+        raised["type"], message, _absolute_path(file, folder), line, full_text=_full_text(lines, number)
+    )
 
 
 def _message(lines: list[str], number: int, first: str | None) -> str:
@@ -188,26 +203,26 @@ def _message(lines: list[str], number: int, first: str | None) -> str:
     return next((line for line in following if line), "") if first is not None else ""
 
 
-def _text(lines: list[str], number: int) -> str:
+def _full_text(lines: list[str], number: int) -> str:
     """The whole message: its lines until an empty one, or the next traceback."""
-    rest = lines[number : number + _LONGEST_MESSAGE]
+    rest = lines[number : number + _MAX_MESSAGE_LINES]
     end = next((at for at, line in enumerate(rest) if not line or _HEADER.match(line)), len(rest))
     return "\n".join([rest[0].partition(": ")[2], *rest[1:end]])
 
 
-def _syntax_error(lines: list[str], folder: str) -> Raised | None:
+def _syntax_error(lines: list[str], folder: str) -> PrintedException | None:
     """A script that Python cannot read ends without a traceback of its own."""
     for number in range(len(lines) - 1, -1, -1):
         raised = _RAISED.match(lines[number])
-        if raised is None or raised["type"] not in _SYNTAX:
+        if raised is None or raised["type"] not in _SYNTAX_ERRORS:
             continue
         for before in range(number - 1, max(-1, number - 6), -1):
             match = FRAME.match(lines[before])
             if match:
-                file = _absolute(match["file"], folder)
-                return Raised(raised["type"], raised["message"] or "", file, int(match["line"]))
+                file = _absolute_path(match["file"], folder)
+                return PrintedException(raised["type"], raised["message"] or "", file, int(match["line"]))
     return None
 
 
-def _absolute(file: str | None, folder: str) -> str | None:
+def _absolute_path(file: str | None, folder: str) -> str | None:
     return file if file is None or file.startswith("<") else os.path.normpath(Path(folder, file))

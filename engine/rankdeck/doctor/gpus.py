@@ -16,63 +16,67 @@ import pynvml
 
 from rankdeck.base.errors import MachineError
 from rankdeck.base.files import lease_holder, text_or_empty
-from rankdeck.base.phrases import COMMAS, listed, phrase
+from rankdeck.base.phrases import COMMA_TEMPLATE, join_phrases, phrase
 from rankdeck.base.units import format_bytes, format_duration
-from rankdeck.doctor.lines import CheckLine, Verdict, not_tried, row
-from rankdeck.rundir import RunDir
+from rankdeck.doctor.lines import CheckLine, Verdict, make_row, skipped_rows
+from rankdeck.run_dir import RunDir
 from rankdeck.telemetry.gpu_status import GpuStatus
-from rankdeck.telemetry.listing import Listing, ask_once
+from rankdeck.telemetry.listing import GpuListing, query_gpus
 from rankdeck.telemetry.readings import ProcessUse
 
-_PCI = Path("/sys/bus/pci/devices")
-_NVIDIA, _DISPLAY = "0x10de", "0x03"
-_ORDER, _BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
-_READ = 0
+_PCI_FOLDER = Path("/sys/bus/pci/devices")
+_NVIDIA_VENDOR, _DISPLAY_CLASS = "0x10de", "0x03"
+_DEVICE_ORDER, _PCI_BUS_ID = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+_P2P_READ = 0
 """NVML_P2P_CAPS_INDEX_READ, which pynvml wraps in a tuple by a stray comma."""
-_NO_GPU = ("gpus", "vram", "order", "peers")
+_GPU_ROWS = ("gpus", "vram", "order", "peers")
 
 
-def look_at_gpus(pci: Path = _PCI) -> Iterator[CheckLine]:
+def check_gpus(pci: Path = _PCI_FOLDER) -> Iterator[CheckLine]:
     try:
-        listing = ask_once()
+        listing = query_gpus()
     except MachineError as error:
-        yield _no_driver(error, pci)
-        yield from not_tried(_NO_GPU, phrase("There is no driver that answers: not tried."))
+        yield _no_driver_row(error, pci)
+        yield from skipped_rows(_GPU_ROWS, phrase("There is no driver that answers: not tried."))
         return
     evidence = [phrase("NVML: driver {version}", version=listing.driver)]
     if listing.simulated:
         evidence.append(phrase("simulated (RANKDECK_NVML)"))
-    yield row("driver", Verdict.GOOD, phrase("Driver {version} answers.", version=listing.driver), *evidence)
+    yield make_row(
+        "driver", Verdict.OK, phrase("Driver {version} answers.", version=listing.driver), *evidence
+    )
     if not listing.gpus:
-        yield from not_tried(_NO_GPU, phrase("The driver knows no GPU: not tried."))
+        yield from skipped_rows(_GPU_ROWS, phrase("The driver knows no GPU: not tried."))
         return
-    yield _gpus(listing)
-    yield _holders(listing.gpus)
-    yield _order(listing.gpus, os.environ)
-    yield _peers(listing)
+    yield _gpus_row(listing)
+    yield _vram_row(listing.gpus)
+    yield _order_row(listing.gpus, os.environ)
+    yield _peers_row(listing)
 
 
-def _no_driver(error: MachineError, pci: Path) -> CheckLine:
+def _no_driver_row(error: MachineError, pci: Path) -> CheckLine:
     """A machine without a card lacks nothing; one with a card lacks its driver."""
     cards = nvidia_cards(pci)
     evidence = [str(error.message)]
     if cards is None:
         evidence.append(phrase("{folder} cannot be read", folder=pci))
     elif cards:
-        evidence.append(phrase("NVIDIA cards on the PCI bus: {places}", places=listed(cards, COMMAS)))
+        evidence.append(
+            phrase("NVIDIA cards on the PCI bus: {places}", places=join_phrases(cards, COMMA_TEMPLATE))
+        )
     else:
         evidence.append(phrase("no NVIDIA card on the PCI bus ({folder})", folder=pci))
     if error.problem.code != "no-driver":
-        return row(
-            "driver", Verdict.BROKEN, error.message, *evidence[1:], fix=error.advice, command="nvidia-smi"
+        return make_row(
+            "driver", Verdict.FAILED, error.message, *evidence[1:], fix=error.advice, command="nvidia-smi"
         )
     if not cards:
-        return not_tried(["driver"], phrase("There is no driver here, and no card that is seen."), *evidence)[
-            0
-        ]
+        return skipped_rows(
+            ["driver"], phrase("There is no driver here, and no card that is seen."), *evidence
+        )[0]
     finding = phrase("There is a card, and no driver for it.")
     fix = phrase("Install NVIDIA's driver; in a container, start it with its GPUs (docker run --gpus all).")
-    return row("driver", Verdict.BROKEN, finding, *evidence, fix=fix)
+    return make_row("driver", Verdict.FAILED, finding, *evidence, fix=fix)
 
 
 def nvidia_cards(pci: Path) -> list[str] | None:
@@ -84,29 +88,31 @@ def nvidia_cards(pci: Path) -> list[str] | None:
     return [
         place.name
         for place in places
-        if text_or_empty(place / "vendor") == _NVIDIA and text_or_empty(place / "class").startswith(_DISPLAY)
+        if text_or_empty(place / "vendor") == _NVIDIA_VENDOR
+        and text_or_empty(place / "class").startswith(_DISPLAY_CLASS)
     ]
 
 
-def _gpus(listing: Listing) -> CheckLine:
+def _gpus_row(listing: GpuListing) -> CheckLine:
     lost = [gpu for gpu in listing.gpus if gpu.is_lost]
     evidence: list[str] = [
         phrase(
             "GPU {index}: {name}, {used} of {total} used",
             index=gpu.index,
             name=gpu.name,
-            used=_bytes(gpu.used_bytes),
-            total=_bytes(gpu.total_bytes),
+            used=_format_size(gpu.used_bytes),
+            total=_format_size(gpu.total_bytes),
         )
         for gpu in listing.gpus
     ]
     evidence += [notice.phrase_of(notice.message) for notice in listing.notices]
     if lost:
         finding = phrase(
-            "{gpus} does not answer any more.", gpus=listed((f"GPU {gpu.index}" for gpu in lost), COMMAS)
+            "{gpus} does not answer any more.",
+            gpus=join_phrases((f"GPU {gpu.index}" for gpu in lost), COMMA_TEMPLATE),
         )
         fix = phrase("Restart the machine; if it comes again, see the kernel's log for Xid.")
-        return row("gpus", Verdict.BROKEN, finding, *evidence, fix=fix, command="dmesg | grep -i xid")
+        return make_row("gpus", Verdict.FAILED, finding, *evidence, fix=fix, command="dmesg | grep -i xid")
     faulty = [gpu for gpu in listing.gpus if gpu.ecc_errors]
     if faulty:
         evidence += [
@@ -114,60 +120,61 @@ def _gpus(listing: Listing) -> CheckLine:
             for gpu in faulty
         ]
         finding = phrase(
-            "Memory of {gpus} has failed.", gpus=listed((f"GPU {gpu.index}" for gpu in faulty), COMMAS)
+            "Memory of {gpus} has failed.",
+            gpus=join_phrases((f"GPU {gpu.index}" for gpu in faulty), COMMA_TEMPLATE),
         )
         fix = phrase("Reset that GPU; if it comes again, have it replaced.")
-        return row("gpus", Verdict.LOOK, finding, *evidence, fix=fix, command="nvidia-smi -q -d ECC")
-    names = listed(dict.fromkeys(gpu.name for gpu in listing.gpus), COMMAS)
-    return row(
-        "gpus", Verdict.GOOD, phrase("{count}: {names}.", count=len(listing.gpus), names=names), *evidence
+        return make_row("gpus", Verdict.WARNING, finding, *evidence, fix=fix, command="nvidia-smi -q -d ECC")
+    names = join_phrases(dict.fromkeys(gpu.name for gpu in listing.gpus), COMMA_TEMPLATE)
+    return make_row(
+        "gpus", Verdict.OK, phrase("{count}: {names}.", count=len(listing.gpus), names=names), *evidence
     )
 
 
-def _holders(gpus: Sequence[GpuStatus]) -> CheckLine:
+def _vram_row(gpus: Sequence[GpuStatus]) -> CheckLine:
     """Whoever computes on a GPU and is no living run of ours."""
     told, commands = [], []
     for gpu in gpus:
         for process in gpu.compute_processes:
-            if _is_of_living_run(process):
+            if _is_of_live_run(process):
                 continue
-            told.append(_holder(gpu, process))
-            if not process.foreign and _leftover_of(process.pid) is not None:
+            told.append(_format_process(gpu, process))
+            if not process.foreign and _ended_run_of(process.pid) is not None:
                 commands.append(f"kill {process.pid}")
-        if gpu.hidden_bytes is not None and lease_holder(gpu.uuid) is None:
+        if gpu.unaccounted_bytes is not None and lease_holder(gpu.uuid) is None:
             told.append(
                 phrase(
                     "GPU {index}: {size} held by nobody that the driver names (NVML)",
                     index=gpu.index,
-                    size=format_bytes(gpu.hidden_bytes),
+                    size=format_bytes(gpu.unaccounted_bytes),
                 )
             )
     unknown = [gpu.index for gpu in gpus if "processes" in gpu.states]
     if unknown and not told:
-        return not_tried(["vram"], phrase("The driver does not tell who is on its GPUs."))[0]
+        return skipped_rows(["vram"], phrase("The driver does not tell who is on its GPUs."))[0]
     if not told:
-        return row(
-            "vram", Verdict.GOOD, phrase("Nobody but living runs."), phrase("NVML: processes of every GPU")
+        return make_row(
+            "vram", Verdict.OK, phrase("Nobody but living runs."), phrase("NVML: processes of every GPU")
         )
     finding = phrase("VRAM is held by others.")
     fix = phrase("If it is left over from what has ended, end it.")
     if commands:
         finding = phrase("VRAM is held by what a run has left behind.")
-    return row("vram", Verdict.LOOK, finding, *told, fix=fix, command="; ".join(commands) or None)
+    return make_row("vram", Verdict.WARNING, finding, *told, fix=fix, command="; ".join(commands) or None)
 
 
-def _holder(gpu: GpuStatus, process: ProcessUse) -> str:
-    facts = {"index": gpu.index, "pid": process.pid, "size": _bytes(process.used_bytes)}
+def _format_process(gpu: GpuStatus, process: ProcessUse) -> str:
+    facts = {"index": gpu.index, "pid": process.pid, "size": _format_size(process.used_bytes)}
     if process.foreign:
         return phrase("GPU {index}: {size} held by {pid}, outside this container (NVML)", **facts)
-    run, age_s = _leftover_of(process.pid), _age_s(process.pid)
+    run, age_s = _ended_run_of(process.pid), _age_s(process.pid)
     facts |= {"name": process.name, "age": phrase("unknown") if age_s is None else format_duration(age_s)}
     if run is not None:
         template = (
             "GPU {index}: {size} held by {name} ({pid}) for {age}, of {run}, which is over (NVML, /proc)"
         )
         return phrase(template, run=run, **facts)
-    if _is_stopped(process.pid):
+    if _is_suspended(process.pid):
         return phrase(
             "GPU {index}: {size} held by {name} ({pid}) for {age}, which is suspended (NVML, /proc)", **facts
         )
@@ -183,13 +190,13 @@ def _run_of(pid: int) -> RunDir | None:
     return RunDir(Path(run)) if run and Path(run, "guard.lock").is_file() else None
 
 
-def _leftover_of(pid: int) -> str | None:
+def _ended_run_of(pid: int) -> str | None:
     """The run that is over and left this process; None for any other."""
     run = _run_of(pid)
     return None if run is None or run.is_alive() else run.name
 
 
-def _is_of_living_run(process: ProcessUse) -> bool:
+def _is_of_live_run(process: ProcessUse) -> bool:
     run = None if process.foreign else _run_of(process.pid)
     return run is not None and run.is_alive()
 
@@ -201,52 +208,57 @@ def _age_s(pid: int) -> float | None:
         return None
 
 
-def _is_stopped(pid: int) -> bool:
+def _is_suspended(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.Error:
         return False
 
 
-def _order(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> CheckLine:
+def _order_row(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> CheckLine:
     """CUDA counts the fastest first where nothing else is said; nvidia-smi counts by bus."""
     models = dict.fromkeys(gpu.name for gpu in gpus if gpu.parent is None)
-    asked = environment.get(_ORDER)
+    asked = environment.get(_DEVICE_ORDER)
     evidence = [
-        f"{_ORDER}={asked}" if asked is not None else phrase("{variable} is not set", variable=_ORDER),
-        phrase("models: {names} (NVML)", names=listed(models, COMMAS)),
+        f"{_DEVICE_ORDER}={asked}"
+        if asked is not None
+        else phrase("{variable} is not set", variable=_DEVICE_ORDER),
+        phrase("models: {names} (NVML)", names=join_phrases(models, COMMA_TEMPLATE)),
     ]
-    if len(models) < 2 or asked == _BY_BUS:
-        return row("order", Verdict.GOOD, phrase("CUDA counts GPUs as nvidia-smi does."), *evidence)
+    if len(models) < 2 or asked == _PCI_BUS_ID:
+        return make_row("order", Verdict.OK, phrase("CUDA counts GPUs as nvidia-smi does."), *evidence)
     finding = phrase("CUDA may count GPUs otherwise than nvidia-smi: they are of several models.")
-    fix, command = phrase("Have CUDA count by bus."), f"export {_ORDER}={_BY_BUS}"
-    return row("order", Verdict.LOOK, finding, *evidence, fix=fix, command=command)
+    fix, command = phrase("Have CUDA count by bus."), f"export {_DEVICE_ORDER}={_PCI_BUS_ID}"
+    return make_row("order", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 
 
-def _peers(listing: Listing) -> CheckLine:
+def _peers_row(listing: GpuListing) -> CheckLine:
     whole = [gpu for gpu in listing.gpus if gpu.parent is None and not gpu.is_lost]
     if len(whole) < 2:
-        return not_tried(["peers"], phrase("It takes two GPUs: not tried."))[0]
+        return skipped_rows(["peers"], phrase("It takes two GPUs: not tried."))[0]
     if listing.simulated:
-        return not_tried(["peers"], phrase("These GPUs are simulated: not tried."))[0]
+        return skipped_rows(["peers"], phrase("These GPUs are simulated: not tried."))[0]
     try:
         pynvml.nvmlInit()
         handles = {gpu.index: pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in whole}
         apart = [
             (one, other, status)
             for one, other in combinations(handles, 2)
-            if (status := _reads(handles[one], handles[other])) != pynvml.NVML_P2P_STATUS_OK
+            if (status := _p2p_status(handles[one], handles[other])) != pynvml.NVML_P2P_STATUS_OK
         ]
     except pynvml.NVMLError as error:
-        return not_tried(["peers"], phrase("The driver does not tell: {error}.", error=error))[0]
+        return skipped_rows(["peers"], phrase("The driver does not tell: {error}.", error=error))[0]
     num_pairs = len(whole) * (len(whole) - 1) // 2
     if not apart:
         finding = phrase("Every GPU reads every other directly.")
         pairs = phrase("nvmlDeviceGetP2PStatus: {count} pairs", count=num_pairs)
-        return row("peers", Verdict.GOOD, finding, pairs)
+        return make_row("peers", Verdict.OK, finding, pairs)
     evidence = [
         phrase(
-            "GPU {one} and {other}: {why} (nvmlDeviceGetP2PStatus)", one=one, other=other, why=_why(status)
+            "GPU {one} and {other}: {why} (nvmlDeviceGetP2PStatus)",
+            one=one,
+            other=other,
+            why=_p2p_reason(status),
         )
         for one, other, status in apart
     ]
@@ -255,9 +267,9 @@ def _peers(listing: Listing) -> CheckLine:
         count=len(apart),
         pairs=num_pairs,
     )
-    return row(
+    return make_row(
         "peers",
-        Verdict.LOOK,
+        Verdict.WARNING,
         finding,
         *evidence,
         fix=phrase("See how they are connected."),
@@ -265,11 +277,11 @@ def _peers(listing: Listing) -> CheckLine:
     )
 
 
-def _reads(one: object, other: object) -> int:
-    return int(pynvml.nvmlDeviceGetP2PStatus(one, other, _READ))
+def _p2p_status(one: object, other: object) -> int:
+    return int(pynvml.nvmlDeviceGetP2PStatus(one, other, _P2P_READ))
 
 
-def _why(status: int) -> str:
+def _p2p_reason(status: int) -> str:
     reasons = {
         pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORED: phrase("the chipset does not support it"),
         pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED: phrase("the GPU does not support it"),
@@ -280,5 +292,5 @@ def _why(status: int) -> str:
     return reasons.get(status, phrase("status {number}", number=status))
 
 
-def _bytes(num_bytes: int | None) -> str:
+def _format_size(num_bytes: int | None) -> str:
     return phrase("an unknown amount") if num_bytes is None else format_bytes(num_bytes)

@@ -19,68 +19,68 @@ from enum import StrEnum
 
 import msgspec
 
-from rankdeck.base.parsing import decoded
-from rankdeck.base.phrases import Telling, marked
+from rankdeck.base.parsing import decode_json
+from rankdeck.base.phrases import TranslatableStruct, tr_noop
 
 
 class Verdict(StrEnum):
     """From the best to the worst; what could not be tried is no fault."""
 
-    GOOD = "good"
-    NOT_TRIED = "not-tried"
-    LOOK = "look"
-    BROKEN = "broken"
+    OK = "good"
+    SKIPPED = "not-tried"
+    WARNING = "look"
+    FAILED = "broken"
 
 
-VERDICT_WORDS = {
-    Verdict.GOOD: marked("good"),
-    Verdict.NOT_TRIED: marked("not tried"),
-    Verdict.LOOK: marked("worth a look"),
-    Verdict.BROKEN: marked("broken"),
+VERDICT_TEXTS = {
+    Verdict.OK: tr_noop("good"),
+    Verdict.SKIPPED: tr_noop("not tried"),
+    Verdict.WARNING: tr_noop("worth a look"),
+    Verdict.FAILED: tr_noop("broken"),
 }
-TITLES = {
-    "driver": marked("NVIDIA driver"),
-    "gpus": marked("GPUs"),
-    "vram": marked("Who holds VRAM"),
-    "order": marked("Order of GPUs"),
-    "peers": marked("Peer to peer"),
-    "python": marked("Python and torch"),
-    "own-python": marked("Rankdeck's own Python"),
-    "gloo": marked("Two ranks by gloo"),
-    "nccl": marked("Two ranks by NCCL"),
-    "loopback": marked("Ports and loopback"),
-    "hostname": marked("Hostname"),
-    "interface": marked("Network interface"),
-    "runs": marked("Folder of runs"),
-    "state": marked("Folder of leases"),
-    "shm": marked("Shared memory"),
-    "memory": marked("Memory"),
-    "files": marked("Open files"),
-    "processes": marked("Processes"),
-    "threads": marked("Threads"),
-    "clock": marked("Clock"),
-    "logout": marked("After logging out"),
+ROW_TITLES = {
+    "driver": tr_noop("NVIDIA driver"),
+    "gpus": tr_noop("GPUs"),
+    "vram": tr_noop("Who holds VRAM"),
+    "order": tr_noop("Order of GPUs"),
+    "peers": tr_noop("Peer to peer"),
+    "python": tr_noop("Python and torch"),
+    "own-python": tr_noop("Rankdeck's own Python"),
+    "gloo": tr_noop("Two ranks by gloo"),
+    "nccl": tr_noop("Two ranks by NCCL"),
+    "loopback": tr_noop("Ports and loopback"),
+    "hostname": tr_noop("Hostname"),
+    "interface": tr_noop("Network interface"),
+    "runs": tr_noop("Folder of runs"),
+    "state": tr_noop("Folder of leases"),
+    "shm": tr_noop("Shared memory"),
+    "memory": tr_noop("Memory"),
+    "files": tr_noop("Open files"),
+    "processes": tr_noop("Processes"),
+    "threads": tr_noop("Threads"),
+    "clock": tr_noop("Clock"),
+    "logout": tr_noop("After logging out"),
 }
 """Every row by its name, in the order in which they are listed."""
-TITLES_OF_HOSTS = {
-    "ssh": marked("Connection by ssh"),
-    "reach": marked("Each reaches the others"),
-    "interfaces": marked("Network interfaces"),
-    "alike": marked("The same versions"),
-    "clocks": marked("Clocks"),
-    "free": marked("Free devices"),
-    "disks": marked("Folders of runs"),
-    "together": marked("Two ranks by gloo"),
+HOST_ROW_TITLES = {
+    "ssh": tr_noop("Connection by ssh"),
+    "reach": tr_noop("Each reaches the others"),
+    "interfaces": tr_noop("Network interfaces"),
+    "alike": tr_noop("The same versions"),
+    "clocks": tr_noop("Clocks"),
+    "free": tr_noop("Free devices"),
+    "disks": tr_noop("Folders of runs"),
+    "together": tr_noop("Two ranks by gloo"),
 }
 """The same of several hosts."""
 
 
-def title_of_row(name: str) -> str:
+def row_title(name: str) -> str:
     """As it is listed."""
-    return TITLES[name] if name in TITLES else TITLES_OF_HOSTS[name]
+    return ROW_TITLES[name] if name in ROW_TITLES else HOST_ROW_TITLES[name]
 
 
-class DoctorLine(Telling, tag_field="kind", kw_only=True):
+class DoctorLine(TranslatableStruct, tag_field="kind", kw_only=True):
     """What every line has: `t` is Unix time in seconds, `v` the version of this page."""
 
     t: float = msgspec.field(default_factory=time.time)
@@ -125,7 +125,7 @@ class DoneLine(DoctorLine, tag="done"):
 AnyDoctorLine = ChecksLine | CheckLine | DoneLine
 
 
-def row(
+def make_row(
     name: str,
     verdict: Verdict,
     finding: str,
@@ -136,7 +136,7 @@ def row(
     """A row with its title."""
     return CheckLine(
         name=name,
-        title=title_of_row(name),
+        title=row_title(name),
         verdict=verdict,
         finding=finding,
         evidence=list(evidence),
@@ -145,23 +145,23 @@ def row(
     )
 
 
-def not_tried(names: Iterable[str], why: str, *evidence: str) -> list[CheckLine]:
+def skipped_rows(names: Iterable[str], why: str, *evidence: str) -> list[CheckLine]:
     """A row for each name that could not be looked at, for one reason."""
-    return [row(name, Verdict.NOT_TRIED, why, *evidence) for name in names]
+    return [make_row(name, Verdict.SKIPPED, why, *evidence) for name in names]
 
 
-def announced(names: Sequence[str]) -> ChecksLine:
+def announce_rows(names: Sequence[str]) -> ChecksLine:
     """The first line."""
-    return ChecksLine(rows=[AnnouncedRow(name=name, title=title_of_row(name)) for name in names])
+    return ChecksLine(rows=[AnnouncedRow(name=name, title=row_title(name)) for name in names])
 
 
-def summed_up(rows: Sequence[CheckLine], seconds: float) -> DoneLine:
+def summarize_rows(rows: Sequence[CheckLine], seconds: float) -> DoneLine:
     """The last line."""
     names = {verdict: [line.name for line in rows if line.verdict is verdict] for verdict in Verdict}
     return DoneLine(
-        broken=names[Verdict.BROKEN],
-        look=names[Verdict.LOOK],
-        not_tried=names[Verdict.NOT_TRIED],
+        broken=names[Verdict.FAILED],
+        look=names[Verdict.WARNING],
+        not_tried=names[Verdict.SKIPPED],
         seconds=seconds,
     )
 
@@ -179,6 +179,6 @@ def decode(line: bytes) -> AnyDoctorLine | None:
     """The line, or None for one that this version does not know or that is none at all (a command's problems
     come as one object on one line)."""
     try:
-        return decoded(_decoder.decode, line)
+        return decode_json(_decoder.decode, line)
     except msgspec.DecodeError:
         return None

@@ -12,88 +12,90 @@ from pathlib import Path
 import psutil
 
 from rankdeck.base import files
-from rankdeck.base.phrases import COMMAS, listed, phrase
-from rankdeck.doctor.lines import CheckLine, Verdict, row
+from rankdeck.base.phrases import COMMA_TEMPLATE, join_phrases, phrase
+from rankdeck.doctor.lines import CheckLine, Verdict, make_row
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _SLOW_S = 1.0
-_SMALL_BYTES = 4096
-_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_MAX_FILE_BYTES = 4096
+_PORT_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOOPBACK = "127.0.0.1"
 _GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-_ONLY_LOOPBACK = f"export {_GLOO}=lo"
+_USE_LOOPBACK_COMMAND = f"export {_GLOO}=lo"
 
 Resolver = Callable[[str], list[str]]
 
 
-def addresses_of(name: str) -> list[str]:
+def resolve_host(name: str) -> list[str]:
     """What the system says, each once. Raises: OSError."""
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def look_at_loopback(resolve: Resolver = addresses_of) -> Iterator[CheckLine]:
+def check_loopback(resolve: Resolver = resolve_host) -> Iterator[CheckLine]:
     evidence: list[str] = []
     firewall = phrase("Bring it up (ip link set lo up), and let a firewall pass what goes over it.")
     try:
-        port = _pass_words()
+        port = _ping_loopback()
         evidence.append(phrase("5 bytes went to port {port} of {host} and back", port=port, host=_LOOPBACK))
     except OSError as error:
         finding = phrase("No connection within this machine: {why}.", why=error.strerror or error)
-        yield row("loopback", Verdict.BROKEN, finding, _state_of_lo(), fix=firewall)
+        yield make_row("loopback", Verdict.FAILED, finding, _loopback_state(), fix=firewall)
         return
-    evidence += [_state_of_lo(), _own_ports()]
+    evidence += [_loopback_state(), _port_range()]
     try:
         there = resolve("localhost")
     except OSError as error:
         there = []
         evidence.append(phrase("localhost: {why}", why=error.strerror or error))
     if any(address == _LOOPBACK for address in there):
-        evidence.append(phrase("localhost is {addresses}", addresses=listed(there, COMMAS)))
+        evidence.append(phrase("localhost is {addresses}", addresses=join_phrases(there, COMMA_TEMPLATE)))
         finding = phrase("Ports can be opened and reached within this machine.")
-        yield row("loopback", Verdict.GOOD, finding, *evidence)
+        yield make_row("loopback", Verdict.OK, finding, *evidence)
         return
     if there:
-        evidence.append(phrase("localhost is {addresses}", addresses=listed(there, COMMAS)))
+        evidence.append(phrase("localhost is {addresses}", addresses=join_phrases(there, COMMA_TEMPLATE)))
     finding = phrase("Loopback works, but localhost is not {host}.", host=_LOOPBACK)
     fix = phrase('Add the line "{line}" to /etc/hosts.', line=f"{_LOOPBACK} localhost")
-    yield row("loopback", Verdict.LOOK, finding, *evidence, fix=fix)
+    yield make_row("loopback", Verdict.WARNING, finding, *evidence, fix=fix)
 
 
-def _pass_words() -> int:
+def _ping_loopback() -> int:
     """The port over which a few bytes went there and back. Raises: OSError."""
     with socket.create_server((_LOOPBACK, 0)) as server:
         port: int = server.getsockname()[1]
-        with socket.create_connection((_LOOPBACK, port), _PATIENCE_S) as near:
-            server.settimeout(_PATIENCE_S)
+        with socket.create_connection((_LOOPBACK, port), _TIMEOUT_S) as near:
+            server.settimeout(_TIMEOUT_S)
             far, _ = server.accept()
             with far:
                 near.sendall(b"there")
-                far.settimeout(_PATIENCE_S)
+                far.settimeout(_TIMEOUT_S)
                 far.sendall(far.recv(5))
                 if near.recv(5) != b"there":
                     raise OSError(phrase("what came back was not what was sent"))
     return port
 
 
-def _state_of_lo() -> str:
+def _loopback_state() -> str:
     lo = psutil.net_if_stats().get("lo")
     if lo is None:
         return phrase("there is no interface lo")
     return phrase("interface lo is up") if lo.isup else phrase("interface lo is down")
 
 
-def _own_ports() -> str:
+def _port_range() -> str:
     try:
-        first, last = files.read_text(_PORTS, _SMALL_BYTES).split()
+        first, last = files.read_text(_PORT_RANGE_FILE, _MAX_FILE_BYTES).split()
     except (OSError, ValueError):
         return phrase("the range of free ports is not told")
-    return phrase("ports {first} to {last} are handed out ({file})", first=first, last=last, file=_PORTS)
+    return phrase(
+        "ports {first} to {last} are handed out ({file})", first=first, last=last, file=_PORT_RANGE_FILE
+    )
 
 
-def look_at_hostname(
+def check_hostname(
     name: str | None = None,
-    resolve: Resolver = addresses_of,
+    resolve: Resolver = resolve_host,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[CheckLine]:
     """gloo listens where the hostname leads, unless an interface is named."""
@@ -105,36 +107,42 @@ def look_at_hostname(
         addresses, why = [], str(error.strerror or error)
     seconds = time.monotonic() - began_s
     evidence: list[str] = [
-        phrase("{name} is {addresses}", name=name, addresses=listed(addresses, COMMAS))
+        phrase("{name} is {addresses}", name=name, addresses=join_phrases(addresses, COMMA_TEMPLATE))
         if addresses
         else phrase("{name}: {why}", name=name, why=why or phrase("no address")),
         phrase("asked of the system in {seconds:.2f} s (getaddrinfo)", seconds=seconds),
     ]
-    foreign = [address for address in addresses if not _is_ours(address)]
-    fix, command = phrase("Name it in /etc/hosts, or let gloo use loopback for one host."), _ONLY_LOOPBACK
+    foreign = [address for address in addresses if not _is_local_address(address)]
+    fix, command = (
+        phrase("Name it in /etc/hosts, or let gloo use loopback for one host."),
+        _USE_LOOPBACK_COMMAND,
+    )
     if not addresses:
         finding = phrase("The hostname {name} is not known: gloo may guess, hang or fail.", name=name)
     elif foreign:
         evidence.append(
-            phrase("{addresses} cannot be bound: not of this machine", addresses=listed(foreign, COMMAS))
+            phrase(
+                "{addresses} cannot be bound: not of this machine",
+                addresses=join_phrases(foreign, COMMA_TEMPLATE),
+            )
         )
         finding = phrase("The hostname {name} leads to an address of another machine.", name=name)
     elif seconds > _SLOW_S:
         finding = phrase("The hostname {name} takes {seconds:.1f} s to be found.", name=name, seconds=seconds)
     else:
         finding = phrase("The hostname {name} leads to this machine.", name=name)
-        yield row("hostname", Verdict.GOOD, finding, *evidence)
+        yield make_row("hostname", Verdict.OK, finding, *evidence)
         return
     if environment.get(_GLOO):
         evidence.append(
             phrase("{variable}={value}: gloo does not ask for it", variable=_GLOO, value=environment[_GLOO])
         )
-        yield row("hostname", Verdict.GOOD, finding, *evidence)
+        yield make_row("hostname", Verdict.OK, finding, *evidence)
         return
-    yield row("hostname", Verdict.LOOK, finding, *evidence, fix=fix, command=command)
+    yield make_row("hostname", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
 
 
-def _is_ours(address: str) -> bool:
+def _is_local_address(address: str) -> bool:
     """Whether a socket of this machine can have it. One of a link cannot be tried without the link's name."""
     known = ipaddress.ip_address(address.partition("%")[0])
     if known.is_link_local:
@@ -147,32 +155,34 @@ def _is_ours(address: str) -> bool:
     return True
 
 
-def look_at_interface(environment: Mapping[str, str] = os.environ) -> Iterator[CheckLine]:
+def check_interface(environment: Mapping[str, str] = os.environ) -> Iterator[CheckLine]:
     there = {name: facts.isup for name, facts in psutil.net_if_stats().items()}
     up = sorted(name for name, is_up in there.items() if is_up)
-    evidence: list[str] = [phrase("interfaces that are up: {names}", names=listed(up, COMMAS))]
+    evidence: list[str] = [phrase("interfaces that are up: {names}", names=join_phrases(up, COMMA_TEMPLATE))]
     wrong = []
     for variable, matches in ((_GLOO, str.__eq__), (_NCCL, str.startswith)):
         asked = environment.get(variable)
         if asked is None:
             continue
         evidence.append(f"{variable}={asked}")
-        if not _leaves_one(asked, up, matches):
+        if not _matches_interface(asked, up, matches):
             wrong.append(variable)
     if wrong:
-        finding = phrase("{variables} names no interface that is up here.", variables=listed(wrong, COMMAS))
+        finding = phrase(
+            "{variables} names no interface that is up here.", variables=join_phrases(wrong, COMMA_TEMPLATE)
+        )
         fix = phrase("Unset it, or name one that is up.")
-        yield row(
-            "interface", Verdict.BROKEN, finding, *evidence, fix=fix, command=f"unset {' '.join(wrong)}"
+        yield make_row(
+            "interface", Verdict.FAILED, finding, *evidence, fix=fix, command=f"unset {' '.join(wrong)}"
         )
         return
     finding = phrase("What is named is there.")
     if len(evidence) == 1:
         finding = phrase("None is named; the ranks of a run are kept on loopback.")
-    yield row("interface", Verdict.GOOD, finding, *evidence)
+    yield make_row("interface", Verdict.OK, finding, *evidence)
 
 
-def _leaves_one(asked: str, up: list[str], matches: Callable[[str, str], bool]) -> bool:
+def _matches_interface(asked: str, up: list[str], matches: Callable[[str, str], bool]) -> bool:
     """Whether the value leaves an interface: names by comma, ^ for all but these, = for whole names."""
     names = [name.strip() for name in asked.lstrip("^=").split(",") if name.strip()]
     if asked.lstrip("^").startswith("="):

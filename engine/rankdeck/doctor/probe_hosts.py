@@ -1,8 +1,8 @@
 """On each of several hosts: what there is, which others can be reached, and a collective with the first.
 
-`meet` listens on the address that others know, tells what there is here, and then adds up tensors with the
-first host, one host after another; `reach` tries the places where others listen. Each thing is told as one
-line of JSON when it is known. Both are started by over_hosts.py on the desk.
+`run_host_probe` listens on the address that others know, tells what there is here, and then adds up tensors
+with the first host, one host after another; `probe_endpoints` tries the places where others listen. Each
+thing is told as one line of JSON when it is known. Both are started by multi_host.py on the desk.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from typing import Any
 
 import psutil
 
-from rankdeck import rundir
-from rankdeck.base import installed
+from rankdeck import run_dir
+from rankdeck.base import packages
 from rankdeck.base.errors import MachineError
-from rankdeck.doctor.room import disk_space, existing_folder
-from rankdeck.telemetry.listing import ask_once
+from rankdeck.doctor.disk_space import disk_space, existing_folder
+from rankdeck.telemetry.listing import query_gpus
 
-STAYS_S = 40.0
+PROBE_LIFETIME_S = 40.0
 """Nobody who has forgotten it leaves it behind."""
-REACH_S = 4.0
+REACH_TIMEOUT_S = 4.0
 LARGE_BYTES = 256 << 10
 """More than any frame: a network may carry small packets and lose large ones."""
-_PAIR_S = 12.0
-_SMALL, _LARGE = 1 << 18, 1 << 22
+_PAIR_TIMEOUT_S = 12.0
+_SMALL_ELEMENTS, _LARGE_ELEMENTS = 1 << 18, 1 << 22
 """Elements: 1 MiB tells how many rounds of 16 MiB fit in half a second."""
-_MEASURED_S = 0.5
-_MOST_ROUNDS = 8
-Place = tuple[str, int]
+_MEASURE_S = 0.5
+_MAX_ROUNDS = 8
+Endpoint = tuple[str, int]
 
 
-def _tell(stage: str, **facts: Any) -> None:
+def _report(stage: str, **facts: Any) -> None:
     print(json.dumps({"stage": stage, **facts}), flush=True)
 
 
@@ -53,36 +53,36 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def meet(address: str, number: int, num_hosts: int, store: Place | None) -> None:
+def run_host_probe(address: str, number: int, num_hosts: int, store: Endpoint | None) -> None:
     """This host's part: it is the first where `number` is 0, else `store` is where the first one listens.
     Stays until it is ended.
 
     Raises: OSError, this host has no such address.
     """
-    threading.Timer(STAYS_S, os._exit, [0]).start()
+    threading.Timer(PROBE_LIFETIME_S, os._exit, [0]).start()
     reach = socket.create_server((address, 0), backlog=64)
     own = socket.create_server((address, 0), backlog=512) if number == 0 else None
     places = {"reach": reach.getsockname()[1], "store": own.getsockname()[1] if own is not None else None}
-    threading.Thread(target=_answer, args=(reach,), daemon=True).start()
+    threading.Thread(target=_serve_reach, args=(reach,), daemon=True).start()
     interface = interface_of(address)
-    _tell("listens", interface=interface, **places)
-    threading.Thread(target=lambda: _tell("facts", **_facts()), daemon=True).start()
+    _report("listens", interface=interface, **places)
+    threading.Thread(target=lambda: _report("facts", **_facts()), daemon=True).start()
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    _add_up(number, num_hosts, store or (address, places["store"] or 0), own)
+    _run_collectives(number, num_hosts, store or (address, places["store"] or 0), own)
     threading.Event().wait()
 
 
-def _answer(server: socket.socket) -> None:
+def _serve_reach(server: socket.socket) -> None:
     while True:
         end, _ = server.accept()
-        threading.Thread(target=_answer_one, args=(end,), daemon=True).start()
+        threading.Thread(target=_handle_connection, args=(end,), daemon=True).start()
 
 
-def _answer_one(end: socket.socket) -> None:
+def _handle_connection(end: socket.socket) -> None:
     """What it says first, and then a word once it has sent much."""
     with end, suppress(OSError):
-        end.settimeout(REACH_S)
+        end.settimeout(REACH_TIMEOUT_S)
         end.sendall(end.recv(5))
         left = LARGE_BYTES
         while left and (got := len(end.recv(left))):
@@ -94,98 +94,106 @@ def _answer_one(end: socket.socket) -> None:
 def _facts() -> dict[str, object]:
     facts: dict[str, object] = {
         "python": platform.python_version(),
-        "torch": installed.version("torch"),
-        "nccl": installed.nccl(),
-        "installed": installed.versions(),
-        "free_bytes": disk_space(existing_folder(rundir.runs_folder(None)))[0],
+        "torch": packages.package_version("torch"),
+        "nccl": packages.nccl_version(),
+        "installed": packages.installed_versions(),
+        "free_bytes": disk_space(existing_folder(run_dir.runs_folder(None)))[0],
     }
     try:
-        listing = ask_once()
+        listing = query_gpus()
     except MachineError:
         return {**facts, "driver": None, "gpus": 0, "free_gpus": 0}
-    free = [gpu for gpu in listing.gpus if gpu.is_for_auto]
+    free = [gpu for gpu in listing.gpus if gpu.is_available]
     return {**facts, "driver": listing.driver, "gpus": len(listing.gpus), "free_gpus": len(free)}
 
 
-def _add_up(number: int, num_hosts: int, store: Place, own: socket.socket | None) -> None:
+def _run_collectives(number: int, num_hosts: int, store: Endpoint, own: socket.socket | None) -> None:
     """With the first host; of the first one with each of the others, one after another."""
     try:
         torch = importlib.import_module("torch")
         distributed = importlib.import_module("torch.distributed")
     except Exception as error:
-        _tell("torch", error=_words(error))
+        _report("torch", error=_error_text(error))
         return
     torch.set_num_threads(1)
-    _tell("torch")
-    patience = timedelta(seconds=STAYS_S if number else _PAIR_S)
+    _report("torch")
+    patience = timedelta(seconds=PROBE_LIFETIME_S if number else _PAIR_TIMEOUT_S)
     given = {} if own is None else {"master_listen_fd": own.detach()}
     try:
         at = distributed.TCPStore(*store, None, own is not None, patience, wait_for_workers=False, **given)
     except Exception as error:
-        _tell("pair", number=number, error=_words(error))
+        _report("pair", number=number, error=_error_text(error))
         return
     for other in range(1, num_hosts) if number == 0 else [number]:
         try:
-            facts = _pair(torch, distributed, distributed.PrefixStore(f"pair-{other}", at), number, patience)
-            _tell("pair", number=other, **facts)
+            facts = _measure_pair(
+                torch, distributed, distributed.PrefixStore(f"pair-{other}", at), number, patience
+            )
+            _report("pair", number=other, **facts)
         except Exception as error:
-            _tell("pair", number=other, error=_words(error))
+            _report("pair", number=other, error=_error_text(error))
         finally:
             if distributed.is_initialized():
                 distributed.destroy_process_group()
 
 
-def _pair(torch: Any, distributed: Any, store: Any, number: int, patience: timedelta) -> dict[str, float]:
+def _measure_pair(
+    torch: Any, distributed: Any, store: Any, number: int, patience: timedelta
+) -> dict[str, float]:
     rank = int(number > 0)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
-    summed = torch.arange(_SMALL, dtype=torch.float32) % 1021 + rank
-    seconds = _seconds(distributed, summed)
-    expected = 2 * (torch.arange(_SMALL, dtype=torch.float32) % 1021) + 1
+    summed = torch.arange(_SMALL_ELEMENTS, dtype=torch.float32) % 1021 + rank
+    seconds = _time_all_reduce(distributed, summed)
+    expected = 2 * (torch.arange(_SMALL_ELEMENTS, dtype=torch.float32) % 1021) + 1
     num_wrong = int((summed != expected).sum())
-    count = torch.tensor([max(1, min(_MOST_ROUNDS, int(_MEASURED_S / (seconds * _LARGE / _SMALL))))])
+    count = torch.tensor(
+        [max(1, min(_MAX_ROUNDS, int(_MEASURE_S / (seconds * _LARGE_ELEMENTS / _SMALL_ELEMENTS))))]
+    )
     distributed.broadcast(count, 0)
-    tensor = torch.ones(_LARGE)
-    rounds = sorted(_seconds(distributed, tensor) for _ in range(int(count)))
-    return {"num_wrong": num_wrong, "num_bytes": 4 * _LARGE, "seconds": rounds[len(rounds) // 2]}
+    tensor = torch.ones(_LARGE_ELEMENTS)
+    rounds = sorted(_time_all_reduce(distributed, tensor) for _ in range(int(count)))
+    return {"num_wrong": num_wrong, "num_bytes": 4 * _LARGE_ELEMENTS, "seconds": rounds[len(rounds) // 2]}
 
 
-def _seconds(distributed: Any, tensor: Any) -> float:
+def _time_all_reduce(distributed: Any, tensor: Any) -> float:
     began_s = time.monotonic()
     distributed.all_reduce(tensor)
     return time.monotonic() - began_s
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300]
 
 
-def reach(places: Sequence[Place]) -> None:
+def probe_endpoints(places: Sequence[Endpoint]) -> None:
     """Tells of each whether it answers, and whether much arrives there, all at once."""
-    threads = [threading.Thread(target=_try, args=(number, place)) for number, place in enumerate(places)]
+    threads = [
+        threading.Thread(target=_probe_endpoint, args=(number, place)) for number, place in enumerate(places)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def _takes_large(end: socket.socket) -> bool:
+def _accepts_large(end: socket.socket) -> bool:
     with suppress(OSError):
         end.sendall(bytes(LARGE_BYTES))
         return end.recv(5) == b"large"
     return False
 
 
-def _try(number: int, place: Place) -> None:
+def _probe_endpoint(number: int, place: Endpoint) -> None:
     began_s = time.monotonic()
     told: dict[str, object] = {}
     try:
-        with socket.create_connection(place, REACH_S) as end:
+        with socket.create_connection(place, REACH_TIMEOUT_S) as end:
             end.sendall(b"there")
             if end.recv(5) != b"there":
                 raise OSError(0, "another program answers")
             told["seconds"] = time.monotonic() - began_s
-            told["takes_large"] = _takes_large(end)
+            told["takes_large"] = _accepts_large(end)
     except OSError as error:
         told["error"] = str(error.strerror or error)[:300]
     sys.stdout.write(json.dumps({"stage": "reach", "number": number, **told}) + "\n")

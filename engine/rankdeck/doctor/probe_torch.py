@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 
-def _version(name: str, told: dict[str, object]) -> Any:
+def _import_module(name: str, told: dict[str, object]) -> Any:
     """The module, None where it cannot be imported; `told` then says why."""
     began_s = time.monotonic()
     try:
@@ -28,7 +28,7 @@ def _version(name: str, told: dict[str, object]) -> Any:
     return module
 
 
-def _devices(torch: Any) -> dict[str, object]:
+def _device_facts(torch: Any) -> dict[str, object]:
     """What this torch was built for and what it finds, without making anything on a GPU."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -45,7 +45,7 @@ def _devices(torch: Any) -> dict[str, object]:
     }
 
 
-def _shares_with_numpy(torch: Any) -> str | None:
+def _numpy_error(torch: Any) -> str | None:
     """Why tensors do not become arrays; None where they do."""
     try:
         torch.zeros(1).numpy()
@@ -56,11 +56,11 @@ def _shares_with_numpy(torch: Any) -> str | None:
 
 def main() -> None:
     told: dict[str, object] = {"python": sys.version.split()[0]}
-    numpy = _version("numpy", told)
-    torch = _version("torch", told)
+    numpy = _import_module("numpy", told)
+    torch = _import_module("torch", told)
     if torch is not None:
-        told.update(_devices(torch))
-        told["numpy_fault"] = _shares_with_numpy(torch) if numpy is not None else None
+        told.update(_device_facts(torch))
+        told["numpy_fault"] = _numpy_error(torch) if numpy is not None else None
     print("\n" + json.dumps(told), flush=True)
 
 

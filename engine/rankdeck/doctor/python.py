@@ -14,22 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck.base.heartbeat import die_with_parent
-from rankdeck.base.parsing import JsonObject, json_object
-from rankdeck.base.phrases import counted, marked, phrase, sentences
+from rankdeck.base.parsing import JsonObject, parse_json_object
+from rankdeck.base.phrases import join_sentences, phrase, plural_phrase, tr_noop
 from rankdeck.config.interpreters import ChosenPython
-from rankdeck.doctor.lines import CheckLine, Verdict, row
+from rankdeck.doctor.lines import CheckLine, Verdict, make_row
 
-ANSWERS_WITHIN_S = 60.0
+PROBE_TIMEOUT_S = 60.0
 _PROBE = Path(__file__).with_name("probe_torch.py")
-_DRIVER = Path("/proc/driver/nvidia/version")
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-_CHOOSE = "https://pytorch.org/get-started/locally"
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_INSTALL_URL = "https://pytorch.org/get-started/locally"
 
 
-def look_at_python(name: str, chosen: ChosenPython, driver: Path = _DRIVER) -> Iterator[CheckLine]:
+def check_python(name: str, chosen: ChosenPython, driver: Path = _DRIVER_FILE) -> Iterator[CheckLine]:
     """One row, called `name`."""
     python = chosen.python
-    place = sentences([phrase("{python} ({source})", python=python, source=chosen.source), *chosen.notes])
+    place = join_sentences(
+        [phrase("{python} ({source})", python=python, source=chosen.source), *chosen.notes]
+    )
     try:
         done = subprocess.run(
             [python, _PROBE],
@@ -41,26 +43,30 @@ def look_at_python(name: str, chosen: ChosenPython, driver: Path = _DRIVER) -> I
         )
     except OSError as error:
         finding = phrase("It cannot be started: {why}.", why=error.strerror)
-        yield row(name, Verdict.BROKEN, finding, place, fix=phrase("Name another interpreter with --python."))
+        yield make_row(
+            name, Verdict.FAILED, finding, place, fix=phrase("Name another interpreter with --python.")
+        )
         return
-    told = last_object(done.stdout)
+    told = parse_last_line(done.stdout)
     if told is None or "python" not in told:
         last = (done.stderr.strip().splitlines() or [""])[-1]
         finding = phrase("It ended with {code} while it imported numpy and torch.", code=done.returncode)
-        yield row(name, Verdict.BROKEN, finding, place, *([last] if last else []), fix=_anew(python))
+        yield make_row(
+            name, Verdict.FAILED, finding, place, *([last] if last else []), fix=_install_advice(python)
+        )
         return
-    yield _judged(name, python, told, place, driver.exists())
+    yield _python_row(name, python, told, place, driver.exists())
 
 
-def last_object(text: str | bytes) -> JsonObject | None:
+def parse_last_line(text: str | bytes) -> JsonObject | None:
     """What the last line of a probe says; others may print before it."""
     try:
-        return json_object((text.strip().splitlines() or [""])[-1])
+        return parse_json_object((text.strip().splitlines() or [""])[-1])
     except ValueError:
         return None
 
 
-def _judged(name: str, python: Path, told: Mapping[str, Any], place: str, has_driver: bool) -> CheckLine:
+def _python_row(name: str, python: Path, told: Mapping[str, Any], place: str, has_driver: bool) -> CheckLine:
     torch, numpy = told.get("torch", {}), told.get("numpy", {})
     evidence = [place, phrase("Python {version}", version=told["python"])]
     for module, facts in (("torch", torch), ("numpy", numpy)):
@@ -78,51 +84,69 @@ def _judged(name: str, python: Path, told: Mapping[str, Any], place: str, has_dr
             )
     if "error" in torch:
         finding = phrase("torch cannot be imported.")
-        return row(
-            name, Verdict.BROKEN, finding, *evidence, fix=_anew(python), command=_install(python, "torch")
+        return make_row(
+            name,
+            Verdict.FAILED,
+            finding,
+            *evidence,
+            fix=_install_advice(python),
+            command=_install_command(python, "torch"),
         )
     evidence += [_built_for(told), *told.get("warnings", ())]
     if "error" in numpy or told.get("numpy_fault"):
         evidence += [told["numpy_fault"]] if told.get("numpy_fault") else []
         finding = phrase("torch works, numpy does not work with it.")
-        fix, command = phrase("Install a numpy that fits this torch."), _install(python, "numpy")
-        verdict = Verdict.BROKEN if name == "own-python" else Verdict.LOOK
-        return row(name, verdict, finding, *evidence, fix=fix, command=command)
+        fix, command = phrase("Install a numpy that fits this torch."), _install_command(python, "numpy")
+        verdict = Verdict.FAILED if name == "own-python" else Verdict.WARNING
+        return make_row(name, verdict, finding, *evidence, fix=fix, command=command)
     if not told.get("gloo"):
         finding = phrase("This torch was built without gloo: ranks on CPU cannot meet.")
-        return row(
-            name, Verdict.BROKEN, finding, *evidence, fix=phrase("Install a build of {place}.", place=_CHOOSE)
+        return make_row(
+            name,
+            Verdict.FAILED,
+            finding,
+            *evidence,
+            fix=phrase("Install a build of {place}.", place=_INSTALL_URL),
         )
-    return _with_gpus(name, told, evidence, has_driver)
+    return _gpu_row(name, told, evidence, has_driver)
 
 
-def _with_gpus(name: str, told: Mapping[str, Any], evidence: list[str], has_driver: bool) -> CheckLine:
+def _gpu_row(name: str, told: Mapping[str, Any], evidence: list[str], has_driver: bool) -> CheckLine:
     """torch itself works; what of the GPUs?"""
     versions = {"python": told["python"], "torch": told["torch"]["version"]}
     if told["num_gpus"]:
-        finding = counted(
-            marked("Python {python}, torch {torch}, which sees 1 GPU."),
-            marked("Python {python}, torch {torch}, which sees {n} GPUs."),
+        finding = plural_phrase(
+            tr_noop("Python {python}, torch {torch}, which sees 1 GPU."),
+            tr_noop("Python {python}, torch {torch}, which sees {n} GPUs."),
             told["num_gpus"],
             **versions,
         )
-        return row(name, Verdict.GOOD, finding, *evidence)
+        return make_row(name, Verdict.OK, finding, *evidence)
     if not has_driver:
         finding = phrase("Python {python}, torch {torch}; there is no driver for GPUs.", **versions)
-        return row(name, Verdict.GOOD, finding, *evidence)
-    hidden = os.environ.get(_VISIBLE)
+        return make_row(name, Verdict.OK, finding, *evidence)
+    hidden = os.environ.get(_VISIBLE_DEVICES)
     if hidden is not None and hidden.strip() in ("", "-1", "NoDevFiles"):
-        evidence.append(f"{_VISIBLE}={hidden}")
-        finding = phrase("torch {torch} sees no GPU: {variable} hides all.", variable=_VISIBLE, **versions)
-        return row(
-            name, Verdict.LOOK, finding, *evidence, fix=phrase("Unset it."), command=f"unset {_VISIBLE}"
+        evidence.append(f"{_VISIBLE_DEVICES}={hidden}")
+        finding = phrase(
+            "torch {torch} sees no GPU: {variable} hides all.", variable=_VISIBLE_DEVICES, **versions
+        )
+        return make_row(
+            name,
+            Verdict.WARNING,
+            finding,
+            *evidence,
+            fix=phrase("Unset it."),
+            command=f"unset {_VISIBLE_DEVICES}",
         )
     finding = phrase("There is a driver, and torch {torch} can use no GPU.", **versions)
     fix = phrase("See the evidence; the driver may be older than what this torch was built for.")
     if told["cuda"] is None and told["hip"] is None:
         finding = phrase("There is a driver, and torch {torch} was built without CUDA.", **versions)
-        fix = phrase("Install a CUDA build that fits the driver: {place}", place=_CHOOSE)
-    return row(name, Verdict.BROKEN, finding, *evidence, phrase("{file} is there", file=_DRIVER), fix=fix)
+        fix = phrase("Install a CUDA build that fits the driver: {place}", place=_INSTALL_URL)
+    return make_row(
+        name, Verdict.FAILED, finding, *evidence, phrase("{file} is there", file=_DRIVER_FILE), fix=fix
+    )
 
 
 def _built_for(told: Mapping[str, Any]) -> str:
@@ -131,9 +155,9 @@ def _built_for(told: Mapping[str, Any]) -> str:
     return phrase("built for CUDA {version}", version=told["cuda"] or told["hip"])
 
 
-def _anew(python: Path) -> str:
+def _install_advice(python: Path) -> str:
     return phrase("Install torch for {python}, or name another interpreter with --python.", python=python)
 
 
-def _install(python: Path, package: str) -> str:
+def _install_command(python: Path, package: str) -> str:
     return f"{shlex.quote(str(python))} -m pip install {package}"

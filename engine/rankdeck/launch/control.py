@@ -14,17 +14,17 @@ import time
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import RankdeckError
-from rankdeck.base.parsing import json_object
-from rankdeck.base.phrases import marked, phrase
-from rankdeck.launch.guard import GUARD
-from rankdeck.launch.processes import environment_of
-from rankdeck.launch.saves import SaveWatch
-from rankdeck.rundir import EventReader, RunDir, put_request
+from rankdeck.base.parsing import parse_json_object
+from rankdeck.base.phrases import phrase, tr_noop
+from rankdeck.launch.guard import GUARD_ENV
+from rankdeck.launch.processes import read_environment
+from rankdeck.launch.save_watch import SaveWatch
+from rankdeck.run_dir import EventReader, RunDir, write_request
 
-_ANSWER_S = 5.0
-_POLL_S = 0.05
-_MOVED_WITHIN_S = 2.0
-_LONGEST_ANSWER = 1 << 16
+_ANSWER_TIMEOUT_S = 5.0
+_POLL_INTERVAL_S = 0.05
+_MOVE_TIMEOUT_S = 2.0
+_MAX_ANSWER_BYTES = 1 << 16
 
 
 class NotRunningError(RankdeckError):
@@ -43,7 +43,7 @@ def request_stop(run: RunDir, now: bool = False) -> None:
     """
     _check_alive(run)
     try:
-        _ask(run, {"command": "stop", "now": now}, marked("{run} refused to stop: {why}."))
+        _send_request(run, {"command": "stop", "now": now}, tr_noop("{run} refused to stop: {why}."))
     except OSError:
         _signal_guard(run, now=now)
 
@@ -66,7 +66,9 @@ def send_signal(run: RunDir, number: int) -> None:
     """
     _check_alive(run)
     try:
-        _ask(run, {"command": "signal", "number": int(number)}, marked("{run} takes no signal: {why}."))
+        _send_request(
+            run, {"command": "signal", "number": int(number)}, tr_noop("{run} takes no signal: {why}.")
+        )
     except OSError:
         if run.is_alive():
             message = phrase("{run} does not answer.", run=run.name)
@@ -74,7 +76,7 @@ def send_signal(run: RunDir, number: int) -> None:
 
 
 def request_checkpoint(run: RunDir) -> EventReader:
-    """Ask the run to save itself after the step that is under way; a reader for `wait_saved`.
+    """Ask the run to save itself after the step that is under way; a reader for `wait_for_checkpoint`.
 
     Raises:
         NotRunningError: the run is not alive.
@@ -85,14 +87,14 @@ def request_checkpoint(run: RunDir) -> EventReader:
     while reader.read():
         pass
     try:
-        _ask(run, {"command": "checkpoint"}, marked("{run} cannot be saved: {why}."))
+        _send_request(run, {"command": "checkpoint"}, tr_noop("{run} cannot be saved: {why}."))
     except OSError:
         # A file system without sockets: what the guard would do.
-        put_request(run.path, run.requests_folder.name, "save.request")
+        write_request(run.path, run.requests_folder.name, "save.request")
     return reader
 
 
-def wait_saved(run: RunDir, reader: EventReader, timeout_s: float) -> events.CheckpointSaved:
+def wait_for_checkpoint(run: RunDir, reader: EventReader, timeout_s: float) -> events.CheckpointSaved:
     """The next checkpoint that the run tells of.
 
     Raises:
@@ -117,7 +119,7 @@ def wait_saved(run: RunDir, reader: EventReader, timeout_s: float) -> events.Che
                 code="not-saved",
                 advice=phrase("It is saved once its step ends; rankdeck watch shows what it is busy with."),
             )
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _check_alive(run: RunDir) -> None:
@@ -131,24 +133,24 @@ def _check_alive(run: RunDir) -> None:
 def is_over(run: RunDir) -> bool:
     """Whether it has ended. One that is not where it was may have been moved just now: its guard then leads
     its first name there."""
-    until_s = time.monotonic() + _MOVED_WITHIN_S
+    until_s = time.monotonic() + _MOVE_TIMEOUT_S
     while (outcome := run.outcome()) == "lost" and not run.path.exists() and time.monotonic() < until_s:
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_INTERVAL_S)
     return outcome != "running"
 
 
-def wait_ended(run: RunDir, timeout_s: float) -> bool:
+def wait_for_end(run: RunDir, timeout_s: float) -> bool:
     """Whether the run's guard has let go of its lock within `timeout_s`, or later after a save that went on:
     then nothing of the run is left."""
     deadline, saves = time.monotonic() + timeout_s, SaveWatch(run.path)
     while run.is_alive():
-        if not saves.goes_on() and time.monotonic() > deadline:
+        if not saves.is_progressing() and time.monotonic() > deadline:
             return False
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_INTERVAL_S)
     return True
 
 
-def _ask(run: RunDir, question: dict[str, object], refusal: str) -> None:
+def _send_request(run: RunDir, question: dict[str, object], refusal: str) -> None:
     """One line to the guard. A run's path may be longer than a socket's may be (107 bytes).
 
     Raises:
@@ -158,15 +160,15 @@ def _ask(run: RunDir, question: dict[str, object], refusal: str) -> None:
     folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-            caller.settimeout(_ANSWER_S)
+            caller.settimeout(_ANSWER_TIMEOUT_S)
             caller.connect(f"/proc/self/fd/{folder}/control.sock")
             caller.sendall(json.dumps(question).encode() + b"\n")
             with caller.makefile("rb") as lines:
-                line = lines.readline(_LONGEST_ANSWER)
+                line = lines.readline(_MAX_ANSWER_BYTES)
     finally:
         os.close(folder)
     try:
-        answer = json_object(line)
+        answer = parse_json_object(line)
     except ValueError:
         raise OSError("the guard hung up") from None
     if not answer.get("ok"):
@@ -182,7 +184,7 @@ def _signal_guard(run: RunDir, *, now: bool) -> None:
     """
     try:
         pid = int(files.read_text(run.path / "guard.lock"))
-        if environment_of(pid).get(GUARD) == str(run.path):
+        if read_environment(pid).get(GUARD_ENV) == str(run.path):
             os.kill(pid, signal.SIGQUIT if now else signal.SIGTERM)
             os.kill(pid, signal.SIGCONT)
             return

@@ -7,8 +7,8 @@ from pathlib import Path
 
 SUSPENDED = "T"
 """By a signal (SIGSTOP), and not by a debugger."""
-SUSPENDED_S = 3.0
-_COUNTED_S = 1.5
+SUSPENSION_REPORT_S = 3.0
+_MAX_COUNTED_S = 1.5
 
 
 def state_and_parent(pid: int | str) -> tuple[str, int]:
@@ -35,20 +35,20 @@ def descendants() -> list[tuple[int, str]]:
     return below
 
 
-class SuspendedChild:
+class SuspensionDetector:
     """Sees that a child has been suspended for a while, and says so once of each time."""
 
     def __init__(self) -> None:
-        self._looked_s = self._suspended_s = 0.0
-        self._is_told = False
+        self._checked_s = self._suspended_s = 0.0
+        self._is_reported = False
 
-    def look(self, pid: int, now_s: float) -> bool:
+    def check(self, pid: int, now_s: float) -> bool:
         """Of the time since the last look not all counts: both may have been suspended together."""
-        since_s, self._looked_s = min(now_s - self._looked_s, _COUNTED_S), now_s
+        since_s, self._checked_s = min(now_s - self._checked_s, _MAX_COUNTED_S), now_s
         try:
             is_suspended = state_and_parent(pid)[0] == SUSPENDED
         except OSError:
             is_suspended = False
         self._suspended_s = self._suspended_s + since_s if is_suspended else 0.0
-        was_told, self._is_told = self._is_told, self._suspended_s > SUSPENDED_S
-        return self._is_told and not was_told
+        was_told, self._is_reported = self._is_reported, self._suspended_s > SUSPENSION_REPORT_S
+        return self._is_reported and not was_told

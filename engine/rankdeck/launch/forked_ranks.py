@@ -22,24 +22,24 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.garbage import kept_for_good
-from rankdeck.base.heartbeat import STACKS, die_with_parent
-from rankdeck.base.phrases import Phrase, marked, phrase
-from rankdeck.checkpoint_files import newest_whole
+from rankdeck.base.garbage import freeze_new_objects
+from rankdeck.base.heartbeat import STACKS_ENV, die_with_parent
+from rankdeck.base.phrases import Phrase, phrase, tr_noop
+from rankdeck.checkpoint_files import newest_intact
 from rankdeck.config import RunConfig
 from rankdeck.diagnose.cause import Cause
 from rankdeck.diagnose.failure_rules import COMMUNICATION
 from rankdeck.diagnose.fixes import with_fix
 from rankdeck.launch import rank_start
-from rankdeck.launch.children import GRACE_S, Child
-from rankdeck.launch.host_watch import HeadWatch, MemberWatch
-from rankdeck.launch.layout import alone
-from rankdeck.launch.rank_group import DEFAULT_WORKER, Arguments, RankGroup, SupervisorCalls
+from rankdeck.launch.host_watch import CoordinatorWatch, NodeWatch
+from rankdeck.launch.layout import single_host_layout
+from rankdeck.launch.rank_group import DEFAULT_WORKER, RankGroup, SupervisorArguments, SupervisorInterface
+from rankdeck.launch.rank_process import GRACE_S, RankProcess
 from rankdeck.launch.store import RankStore
 from rankdeck.launch.torchrun import device_variables, rank_variables, run_variables
 from rankdeck.launch.watch import Watch
-from rankdeck.rundir import FIRST_STEPS
-from rankdeck.torch_compat.processes import cuda_was_touched
+from rankdeck.run_dir import FIRST_STEPS_KEY
+from rankdeck.torch_compat.processes import is_cuda_fork_broken
 from rankdeck.torch_compat.versions import version_problem
 
 _POLL_S = 0.05
@@ -61,32 +61,32 @@ class ForkedRanks(RankGroup):
     """Those of this host, in one attempt."""
 
     grace_s = GRACE_S
-    second_phase = marked("preparing data")
+    released_phase = tr_noop("preparing data")
 
-    def __init__(self, arguments: Arguments, supervisor: SupervisorCalls) -> None:
+    def __init__(self, arguments: SupervisorArguments, supervisor: SupervisorInterface) -> None:
         super().__init__(arguments, supervisor)
         self._config: RunConfig = arguments.run.config()
         num_devices = max(1, len(self.devices))
-        own = 1 if self._config.strategy_card.one_process else num_devices
-        self._layout = arguments.layout or alone(own, self.devices)
+        own = 1 if self._config.strategy_spec.one_process else num_devices
+        self._layout = arguments.layout or single_host_layout(own, self.devices)
         self.watch = self._make_watch()
-        self.numbers = self._layout.own_ranks
+        self.global_ranks = self._layout.local_ranks
         self.ranks = self._ranks = list[ForkedRank]()
-        self._start_afresh = False
+        self._spawns_ranks = False
         launch = self._config.launch
         self.max_restarts = max(launch.max_restarts, int(launch.on_hang == "restart"))
-        self.restarts_itself = self._layout.is_alone
+        self.restarts_itself = self._layout.is_single_host
         shutil.rmtree(arguments.run.requests_folder, ignore_errors=True)
 
     def _make_watch(self) -> Watch:
         raise_problem = self._supervisor.raise_problem
         given = self._run, self._arguments.attempt, self._config.launch, raise_problem
         compiles = self._config.train.compile
-        if self._layout.is_alone:
+        if self._layout.is_single_host:
             return Watch(*given, compiles=compiles)
         if self._layout.index == 0:
-            return HeadWatch(*given, compiles=compiles, hosts=self._layout.host_of_ranks)
-        return MemberWatch(*given, compiles=compiles, tell=self._supervisor.write)
+            return CoordinatorWatch(*given, compiles=compiles, hosts=self._layout.host_by_rank)
+        return NodeWatch(*given, compiles=compiles, report=self._supervisor.write)
 
     def facts(self) -> Mapping[str, Any]:
         config = self._config
@@ -95,24 +95,24 @@ class ForkedRanks(RankGroup):
             "options": config.strategy.options,
             "world_size": self._layout.world_size,
             "devices": self._layout.devices,
-            "steps": self.environment.get(FIRST_STEPS, config.train.known_steps),
+            "steps": self.environment.get(FIRST_STEPS_KEY, config.train.known_steps),
             "global_batch": config.train.global_batch,
             "pace": config.rehearsal.pace,
         }
 
     def start(self) -> None:
         """Import what ranks need, then fork them, while there is one thread."""
-        _set_threads(self._layout.own.ranks)
+        _set_threads(self._layout.this_host.ranks)
         os.environ.update(device_variables(self.devices))
         has_gpus = bool(os.environ["CUDA_VISIBLE_DEVICES"])
         if not has_gpus:
             if self._arguments.worker == DEFAULT_WORKER:
                 _preload(self._config)
-            self._supervisor.heed_stop()
-        self._start_afresh = has_gpus or not can_fork_preloaded()
-        for rank in self.numbers:
-            self._ranks.append(ForkedRank(rank, self._arguments.worker, fresh=self._start_afresh))
-        self.watch.begin(self._ranks, self._layout.world_size)
+            self._supervisor.check_stop()
+        self._spawns_ranks = has_gpus or not can_fork_preloaded()
+        for rank in self.global_ranks:
+            self._ranks.append(ForkedRank(rank, self._arguments.worker, is_spawned=self._spawns_ranks))
+        self.watch.start(self._ranks, self._layout.world_size)
         problem = version_problem()
         if problem is not None:
             self._supervisor.raise_problem(problem)
@@ -124,26 +124,26 @@ class ForkedRanks(RankGroup):
             from rankdeck.training import workload
 
             workload.prepare(self._config)
-        at_once = self._start_afresh or "torch" in sys.modules
-        self.store = store = RankStore(self._layout, self._arguments.store, at_once=at_once)
+        at_once = self._spawns_ranks or "torch" in sys.modules
+        self.store = store = RankStore(self._layout, self._arguments.store, is_eager=at_once)
         for rank in self._ranks:
             self._release(rank, store)
 
     def sampler_options(self) -> Sequence[str] | None:
         # A rehearsal of one process tells itself how busy each of its devices is.
-        one_process = self._config.strategy_card.one_process and len(self.devices) > 1
+        one_process = self._config.strategy_spec.one_process and len(self.devices) > 1
         if not self.devices or (one_process and self.devices[0].kind == "virtual"):
             return None
         given = os.environ.get("OMP_NUM_THREADS", "")
         threads = given if given.isdecimal() else "1"
-        return "--first", str(self.numbers.start), "--threads", threads
+        return "--first", str(self.global_ranks.start), "--threads", threads
 
     def wait(self) -> None:
         time.sleep(_POLL_S)
 
-    def leave(self) -> None:
+    def on_success(self) -> None:
         assert isinstance(self.store, RankStore)
-        self.store.wait_for_others(self._supervisor.heed_stop)
+        self.store.wait_for_others(self._supervisor.check_stop)
 
     @property
     def _interface(self) -> str:
@@ -155,23 +155,23 @@ class ForkedRanks(RankGroup):
             **rank_variables(self._layout, number, store.address, run_id=self._run.name),
             **run_variables(self._run.path, self._arguments.attempt, self.watch.heartbeats),
             "RANKDECK_SUPERVISOR_PID": str(os.getpid()),
-            STACKS: str(self.watch.log(number, "stacks")),
+            STACKS_ENV: str(self.watch.log(number, "stacks")),
             # gloo listens on the interface that the host's name resolves to, which may be any.
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", self._interface),
         }
-        if not self._layout.is_alone:
+        if not self._layout.is_single_host:
             environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", f"={self._interface}")
         rank.release(environment, self.watch.log(number, "out"), self.watch.log(number, "err"))
 
-    def in_own_words(self, problem: Problem) -> Problem:
+    def adapt_problem(self, problem: Problem) -> Problem:
         """With what would fix the configuration, where that is known. That others are gone is no cause where
         these are on other hosts: what became of them is told there."""
-        if problem.code == COMMUNICATION and not self._layout.is_alone:
-            problem = problem.but(severity="warning")
+        if problem.code == COMMUNICATION and not self._layout.is_single_host:
+            problem = problem.replace_fields(severity="warning")
         return with_fix(problem, self._config)
 
-    def cause(self, found: Cause) -> Cause:
-        self.blamed_host = self._layout.other_host_of(found.problem.rank)
+    def adapt_cause(self, found: Cause) -> Cause:
+        self.blamed_host = self._layout.remote_host_of(found.problem.rank)
         return found
 
     def may_restart(self, cause: Cause) -> bool:
@@ -179,8 +179,8 @@ class ForkedRanks(RankGroup):
         code, left = cause.problem.code, self._config.launch.max_restarts - self._arguments.restarts
         return super().may_restart(cause) and code != "loss-not-finite" and (code == "hang" or left > 0)
 
-    def next_words(self) -> Phrase:
-        checkpoint, _ = newest_whole(self._run.checkpoints_folder)
+    def restart_text(self) -> Phrase:
+        checkpoint, _ = newest_intact(self._run.checkpoints_folder)
         if checkpoint is None:
             return phrase("The run goes on from the beginning: there is no checkpoint")
         return phrase("The run goes on after step {step}", step=checkpoint.step)
@@ -198,7 +198,7 @@ def _preload(config: RunConfig) -> None:
     """Import what the ranks will need, none of it a person's own. What fails is left to the rank to say."""
     from rankdeck.config.catalog import DATA, MODELS
 
-    cards: list[Any] = [config.strategy_card, MODELS.get(config.model.use), DATA.get(config.data.use)]
+    cards: list[Any] = [config.strategy_spec, MODELS.get(config.model.use), DATA.get(config.data.use)]
     names = [*_PRELOADED, *(card.target.partition(":")[0] for card in cards if card is not None)]
     if config.train.checkpoint_every:
         names.append("rankdeck.checkpoint.sharded")
@@ -206,7 +206,7 @@ def _preload(config: RunConfig) -> None:
     needs_compiler = config.train.compile or config.train.activation_checkpointing
     if needs_compiler or config.strategy.use in ("dp", "fsdp", "tensor", "hybrid"):
         names.append("torch._dynamo")
-    with kept_for_good():
+    with freeze_new_objects():
         for name in names:
             try:
                 importlib.import_module(name)
@@ -214,17 +214,17 @@ def _preload(config: RunConfig) -> None:
                 traceback.print_exc()
 
 
-class ForkedRank(Child):
+class ForkedRank(RankProcess):
     """One rank of a configuration, forked early."""
 
-    def __init__(self, rank: int, worker: str, *, fresh: bool) -> None:
+    def __init__(self, rank: int, worker: str, *, is_spawned: bool) -> None:
         super().__init__(rank)
         read_end, self._orders = os.pipe()
         supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _wait_and_run(read_end, supervisor, worker, fresh=fresh)
+                _wait_and_run(read_end, supervisor, worker, is_spawned=is_spawned)
             finally:
                 os._exit(1)
         os.close(read_end)
@@ -247,7 +247,7 @@ def can_fork_preloaded() -> bool:
     return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == 1
 
 
-def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, fresh: bool) -> NoReturn:
+def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, is_spawned: bool) -> NoReturn:
     die_with_parent(supervisor)
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
@@ -262,7 +262,7 @@ def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, fresh: bool)
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.dup2(log, handle)
         os.close(log)
-    if fresh or cuda_was_touched():
+    if is_spawned or is_cuda_fork_broken():
         environment = {**os.environ, **orders["environment"]}
         command = [sys.executable, "-u", "-P", "-m", rank_start.__name__, worker]
         os.execve(sys.executable, command, environment)

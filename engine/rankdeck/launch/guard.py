@@ -4,8 +4,8 @@ Standard library only, in an interpreter without site-packages (see start.py), b
 whatever breaks above and below it. It forks twice into a session of its own, becomes the reaper of every
 orphan below it, locks the run's directory, gives it its final name (a run that is resumed has it already),
 and starts the supervisor, which dies with it. When the supervisor has ended, for whatever reason, the guard
-kills what is left, and only then writes end.json and lets go of the lock. Read callers.py for how it is asked
-to stop, supervisor.py for what it starts.
+kills what is left, and only then writes end.json and lets go of the lock. Read control_server.py for how it
+is asked to stop, supervisor.py for what it starts.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ import signal
 import time
 from pathlib import Path
 
-from rankdeck.launch.callers import MAX_LINE_BYTES, Callers
-from rankdeck.launch.descendants import SuspendedChild, descendants
+from rankdeck.launch.control_server import MAX_LINE_BYTES, ControlServer
+from rankdeck.launch.descendants import SuspensionDetector, descendants
+from rankdeck.launch.exit_record import ExitRecorder, Sentence, killed_message, phrase
 from rankdeck.launch.guard_spec import GuardSpec
-from rankdeck.launch.last_word import LastWord, Sentence, how_it_was_killed, phrase
-from rankdeck.launch.saves import SaveWatch, was_cut_off
-from rankdeck.launch.whereabouts import Whereabouts
-from rankdeck.observer import title
+from rankdeck.launch.run_dir_tracker import RunDirTracker
+from rankdeck.launch.save_watch import SaveWatch, was_save_interrupted
+from rankdeck.observer import process_title
 
-STOP_S = 4.0
+STOP_TIMEOUT_S = 4.0
 """From TERM to KILL of the supervisor: 3 s that it gives its ranks, 1 s for its own last word."""
-LOOK_S = 0.25
+POLL_INTERVAL_S = 0.25
 """How often a guard looks where its run's directory is."""
 EXIT_STOPPED = 130
-GUARD = "RANKDECK_GUARD"
+GUARD_ENV = "RANKDECK_GUARD"
 """In a guard's environment: the directory of its run. Everything below it has RANKDECK_RUN instead."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_NO_MEMORY = phrase("If nobody killed it, the kernel may have run out of memory (see dmesg).")
-_LEAVE_IT = phrase("Give it its first name back and resume it, or resume it where it is.")
-_PIPE = os.O_NONBLOCK | os.O_CLOEXEC
-_HEARD = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_OUT_OF_MEMORY_ADVICE = phrase("If nobody killed it, the kernel may have run out of memory (see dmesg).")
+_MOVED_ADVICE = phrase("Give it its first name back and resume it, or resume it where it is.")
+_PIPE_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
+_HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Refused(Exception):  # noqa: N818 - the words of one message, not an error class of the project
+class LockHeld(Exception):  # noqa: N818 - the words of one message, not an error class of the project
     """The run may not begin: a lease is held by another one."""
 
 
-class Alive(Exception):  # noqa: N818 - as above
+class RunAlive(Exception):  # noqa: N818 - as above
     """The run cannot be resumed: another guard holds its lock."""
 
 
@@ -63,7 +63,7 @@ def lock(path: str, holder: str) -> int:
         except BlockingIOError:
             # Readers who ask whether it is held share it for a moment.
             if attempt == 19:
-                raise Refused(os.read(handle, 4096).decode(errors="replace")) from None
+                raise LockHeld(os.read(handle, 4096).decode(errors="replace")) from None
             time.sleep(0.01)
     os.ftruncate(handle, 0)
     os.write(handle, holder.encode())
@@ -73,106 +73,106 @@ def lock(path: str, holder: str) -> int:
 class Guard:
     """One run's guard from its lock to its last word."""
 
-    look_s = LOOK_S
+    poll_interval_s = POLL_INTERVAL_S
 
     def __init__(self, spec: GuardSpec) -> None:
         self._spec = spec
-        self._resumes = spec["hidden"] == spec["final"]
+        self._is_resume = spec["hidden"] == spec["final"]
         self._run = spec["final"]
-        self.held: list[int] = []
+        self.lock_fds: list[int] = []
         self._folder = -1
         self._selector = selectors.DefaultSelector()
         self._supervisor = 0
         self._status: int | None = None
-        self._stop_asked = False
+        self._is_stop_requested = False
         self._attempt = spec["attempt"]
         self._max_restarts = spec["max_restarts"]
-        self._word = LastWord(self._attempt)
+        self._exit_record = ExitRecorder(self._attempt)
         self._kill_at: float | None = None
-        self._saves, self._suspended = SaveWatch(self._run), SuspendedChild()
-        self._words = b""
-        self._words_end = -1
+        self._saves, self._suspended = SaveWatch(self._run), SuspensionDetector()
+        self._report_bytes = b""
+        self._report_fd = -1
         # Of a run of a script alone: the supervisor's end of this pipe hears which signals to pass on.
-        self._signals: tuple[int, int] | None = os.pipe2(_PIPE) if spec.get("signals") else None
-        self._stop_s = spec.get("stop_s", STOP_S)
+        self._signals: tuple[int, int] | None = os.pipe2(_PIPE_FLAGS) if spec.get("signals") else None
+        self._stop_timeout_s = spec.get("stop_s", STOP_TIMEOUT_S)
 
     def prepare(self) -> None:
         """Everything up to the final name. Raises: Refused, OSError."""
         hidden = self._spec["hidden"]
-        title.name_process("guard", self._run)
-        title.name_arguments("guard", self._run)
+        process_title.set_process_name("guard", self._run)
+        process_title.set_process_title("guard", self._run)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            self.held.append(lock(f"{hidden}/guard.lock", f"{os.getpid()}\n"))
-        except Refused:
-            raise Alive from None
+            self.lock_fds.append(lock(f"{hidden}/guard.lock", f"{os.getpid()}\n"))
+        except LockHeld:
+            raise RunAlive from None
         self._folder = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for path in self._spec["leases"]:
-            self.held.append(lock(path, self._run))
-        self._word.reserve(self._folder)
+            self.lock_fds.append(lock(path, self._run))
+        self._exit_record.reserve(self._folder)
         self._listen_to_signals()
         if self._spec["tether_fd"] is not None:
             self._selector.register(self._spec["tether_fd"], selectors.EVENT_READ, self._on_tether)
-        pass_on = None if self._signals is None else self._pass_on
-        callers = Callers(self._selector, self._run, self._on_asked_to_stop, pass_on)
+        pass_on = None if self._signals is None else self._forward_signal
+        callers = ControlServer(self._selector, self._run, self._on_stop_request, pass_on)
         callers.listen(hidden)
-        if self._resumes:
+        if self._is_resume:
             # From here on the run is alive again; the last word of the attempt before says nothing any more.
             Path(hidden, "end.json").unlink(missing_ok=True)
         else:
             Path(hidden).rename(self._run)
-        self.whereabouts = Whereabouts(self._run, self._folder, self.held[0])
+        self.run_dir_tracker = RunDirTracker(self._run, self._folder, self.lock_fds[0])
 
     def _listen_to_signals(self) -> None:
         read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        for number in _HEARD:
+        for number in _HANDLED_SIGNALS:
             signal.signal(number, lambda *_: None)
         self._selector.register(read_end, selectors.EVENT_READ, self._on_signal)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """What there is to do once everything is held. Raises: OSError."""
         self.start_supervisor()
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Called again and again."""
 
     def start_supervisor(self, *more: str) -> None:
         """Raises: OSError."""
         me = os.getpid()
         words_end, words_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(words_end, selectors.EVENT_READ, self._on_words)
-        self._words, self._words_end = b"", words_end
+        self._selector.register(words_end, selectors.EVENT_READ, self._on_report)
+        self._report_bytes, self._report_fd = b"", words_end
         log = os.open(
             f"{self._run}/logs/supervisor.{self._attempt}.err",
             os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
             0o644,
         )
         # A stop that came before the child is another program would be heard by our handler in it, and lost.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
         self._supervisor = os.fork()
         if self._supervisor == 0:
             try:
-                for number in _HEARD:
+                for number in _HANDLED_SIGNALS:
                     signal.signal(number, signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != me:
                     os._exit(1)
                 os.dup2(log, 1)
                 os.dup2(log, 2)
                 os.set_inheritable(words_write, True)
-                command = [part.replace("{words}", str(words_write)) for part in self._spec["command"]]
+                command = [part.replace("{report_fd}", str(words_write)) for part in self._spec["command"]]
                 command += more
                 if self._signals is not None:
                     os.set_inheritable(self._signals[0], True)
                     command += ["--signals", str(self._signals[0])]
-                environment = {name: value for name, value in os.environ.items() if name != GUARD}
+                environment = {name: value for name, value in os.environ.items() if name != GUARD_ENV}
                 os.execve(command[0], command, {**environment, "RANKDECK_RUN": self._run})
             except BaseException as error:
                 os.write(2, f"{error}\n".encode())
             os._exit(1)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
         os.close(words_write)
         os.close(log)
         if not self._max_restarts:
@@ -184,30 +184,30 @@ class Guard:
         """Until the supervisor has ended, and nothing of it is left."""
         self._reap()
         while self._status is None:
-            timeout_s = self.look_s
+            timeout_s = self.poll_interval_s
             if self._kill_at is not None:
                 timeout_s = min(timeout_s, max(0.0, self._kill_at - time.monotonic()))
-            self.hear(timeout_s)
+            self.process_events(timeout_s)
             self._reap()
-            if self.whereabouts.is_deleted:
+            if self.run_dir_tracker.is_deleted:
                 self.on_removed()
-            self.whereabouts.follow()
-            if self.whereabouts.is_replaced:
+            self.run_dir_tracker.update()
+            if self.run_dir_tracker.is_replaced:
                 self._kill_supervisor()
             now_s = time.monotonic()
-            self.look(now_s)
-            if self._suspended.look(self._supervisor, now_s):
-                self._word.tell_suspended(self._supervisor)
+            self.poll(now_s)
+            if self._suspended.check(self._supervisor, now_s):
+                self._exit_record.report_suspended(self._supervisor)
             if self._kill_at is not None and now_s >= self._kill_at:
-                if self._saves.goes_on():
-                    self._kill_at = now_s + STOP_S
+                if self._saves.is_progressing():
+                    self._kill_at = now_s + STOP_TIMEOUT_S
                 else:
                     self._kill_supervisor()
         self._sweep()
-        while self._words_end >= 0:
-            self._on_words(self._words_end)
+        while self._report_fd >= 0:
+            self._on_report(self._report_fd)
 
-    def hear(self, timeout_s: float) -> None:
+    def process_events(self, timeout_s: float) -> None:
         """Whoever has something to say within so many seconds."""
         for key, _ in self._selector.select(timeout_s):
             key.data(key.fileobj)
@@ -229,18 +229,18 @@ class Guard:
 
     def stop(self, *, now: bool) -> None:
         """Ask the supervisor to end the run; asking again changes nothing, `now` does."""
-        if self._status is None and not self._stop_asked:
+        if self._status is None and not self._is_stop_requested:
             os.kill(self._supervisor, signal.SIGTERM)
-            self._kill_at = time.monotonic() + self._stop_s
-        self._stop_asked = True
+            self._kill_at = time.monotonic() + self._stop_timeout_s
+        self._is_stop_requested = True
         if now:
             self._kill_supervisor()
 
-    def _on_asked_to_stop(self, now: bool) -> None:
+    def _on_stop_request(self, now: bool) -> None:
         """Whoever asks again for the end of a script does not want to wait for it."""
-        self.stop(now=now or (self._stop_asked and self._signals is not None))
+        self.stop(now=now or (self._is_stop_requested and self._signals is not None))
 
-    def _pass_on(self, number: int) -> None:
+    def _forward_signal(self, number: int) -> None:
         assert self._signals is not None
         try:
             os.write(self._signals[1], bytes([number]))
@@ -255,14 +255,14 @@ class Guard:
     def _on_signal(self, read_end: int) -> None:
         for number in os.read(read_end, 512):
             if number != signal.SIGCHLD:
-                self._on_asked_to_stop(number == signal.SIGQUIT)
+                self._on_stop_request(number == signal.SIGQUIT)
 
     def _on_tether(self, tether: int) -> None:
         if not os.read(tether, 512):
             self._selector.unregister(tether)
             self.stop(now=False)
 
-    def _on_words(self, read_end: int) -> None:
+    def _on_report(self, read_end: int) -> None:
         try:
             chunk = os.read(read_end, MAX_LINE_BYTES)
         except BlockingIOError:  # somebody beyond reach holds its other end
@@ -270,9 +270,9 @@ class Guard:
         if not chunk:
             self._selector.unregister(read_end)
             os.close(read_end)
-            self._words_end = -1
-        elif len(self._words) < MAX_LINE_BYTES:
-            self._words += chunk
+            self._report_fd = -1
+        elif len(self._report_bytes) < MAX_LINE_BYTES:
+            self._report_bytes += chunk
 
     def _sweep(self) -> None:
         """Kill what is left, until nothing is. Orphans arrive here because this is their reaper."""
@@ -293,29 +293,29 @@ class Guard:
     def restart(self) -> bool:
         """Begin the next attempt where a supervisor was killed that nobody had asked to end, and restarts are
         left."""
-        self._attempt = max(self._attempt, self._word.attempt())
+        self._attempt = max(self._attempt, self._exit_record.latest_attempt())
         used, most = self._attempt - self._spec["attempt"], self._max_restarts
-        if self._status is None or self._status >= 0 or self._stop_asked or used >= most:
+        if self._status is None or self._status >= 0 or self._is_stop_requested or used >= most:
             return False
-        if self.whereabouts.is_deleted or self.whereabouts.is_replaced:
+        if self.run_dir_tracker.is_deleted or self.run_dir_tracker.is_replaced:
             return False
-        self.tell_lost_save()
-        self._word.tell_problem(
+        self.report_lost_save()
+        self._exit_record.report_problem(
             "restarted",
             phrase(
                 "{cause} The run goes on from its newest checkpoint, or from the beginning where it has none "
                 "(restart {n} of {most}).",
-                cause=how_it_was_killed(-self._status),
+                cause=killed_message(-self._status),
                 n=used + 1,
                 most=most,
             ),
-            _NO_MEMORY,
+            _OUT_OF_MEMORY_ADVICE,
             severity="warning",
         )
-        self._word.tell_end("failed", 1)
-        return self.begin_attempt(used + 1)
+        self._exit_record.report_end("failed", 1)
+        return self.start_attempt(used + 1)
 
-    def begin_attempt(self, restarts: int, *more: str) -> bool:
+    def start_attempt(self, restarts: int, *more: str) -> bool:
         """The next one, after so many restarts; whether there is a supervisor for it."""
         self._attempt += 1
         try:
@@ -325,59 +325,59 @@ class Guard:
         self._status = None
         return True
 
-    def how_it_was_killed(self, number: int) -> Sentence:
+    def killed_message(self, number: int) -> Sentence:
         """Of the supervisor."""
-        return how_it_was_killed(number)
+        return killed_message(number)
 
     def end(self) -> None:
         """Say the last word: the supervisor's exit code tells how the run ended."""
-        self.tell_lost_save()
+        self.report_lost_save()
         status = 1 if self._status is None else self._status
         reason = self._reason()
-        if self.whereabouts.is_replaced and status < 0:
-            outcome, code, reason = "failed", 1, self.whereabouts.how_it_was_replaced()
-            self._word.tell_problem("run-folder", reason, _LEAVE_IT)
-        elif self._stop_asked and (status < 0 or status == EXIT_STOPPED):
+        if self.run_dir_tracker.is_replaced and status < 0:
+            outcome, code, reason = "failed", 1, self.run_dir_tracker.replaced_message()
+            self._exit_record.report_problem("run-folder", reason, _MOVED_ADVICE)
+        elif self._is_stop_requested and (status < 0 or status == EXIT_STOPPED):
             outcome, code, reason = "stopped", EXIT_STOPPED, None
         elif status == 0:
             outcome, code = "completed", 0
         elif status == EXIT_STOPPED:
             outcome, code = "stopped", EXIT_STOPPED
         elif status < 0:
-            outcome, code, reason = "failed", 1, self.how_it_was_killed(-status)
-            self._word.tell_problem("supervisor-lost", reason, _NO_MEMORY)
+            outcome, code, reason = "failed", 1, self.killed_message(-status)
+            self._exit_record.report_problem("supervisor-lost", reason, _OUT_OF_MEMORY_ADVICE)
         else:
             outcome, code = "failed", status if status in (1, 2, 3) else 1
             if reason is None:
                 reason = phrase(
                     "The run's supervisor exited with {status}: see logs/supervisor.*.err.", status=status
                 )
-                self._word.tell_problem("supervisor-lost", reason)
+                self._exit_record.report_problem("supervisor-lost", reason)
         if status < 0:
-            self._word.tell_end(outcome, code)
-        self._word.write(outcome, code, reason)
+            self._exit_record.report_end(outcome, code)
+        self._exit_record.write(outcome, code, reason)
         with contextlib.suppress(OSError):
             os.unlink("control.sock", dir_fd=self._folder)
 
-    def end_removed(self) -> None:
+    def end_after_removal(self) -> None:
         """There is no place for a last word any more."""
 
     def _reason(self) -> str | None:
-        reason = self._last_words().get("reason")
+        reason = self._supervisor_report().get("reason")
         return reason if isinstance(reason, str) else None
 
-    def _last_words(self) -> dict[str, object]:
+    def _supervisor_report(self) -> dict[str, object]:
         """What the supervisor said last, in its pipe."""
         try:
-            told = json.loads(self._words)
+            told = json.loads(self._report_bytes)
         except (ValueError, RecursionError):
             return {}
         return told if isinstance(told, dict) else {}
 
-    def tell_lost_save(self) -> None:
+    def report_lost_save(self) -> None:
         """Whoever wrote a checkpoint left its sign behind: it was ended in the middle of it."""
-        if was_cut_off(self._run):
-            self._word.tell_problem(
+        if was_save_interrupted(self._run):
+            self._exit_record.report_problem(
                 "save-lost",
                 phrase("The run was ended while it was being saved: what was written of that save is lost."),
                 phrase("Earlier checkpoints are whole. To wait for a save, stop the run once, and not now."),

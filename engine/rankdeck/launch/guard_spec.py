@@ -1,4 +1,4 @@
-"""What a run's guard is started with: under_guard.py writes it as JSON to the guard's standard input.
+"""What a run's guard is started with: guard_launcher.py writes it as JSON to the guard's standard input.
 
 Standard library only, as all of the guard.
 """

@@ -1,5 +1,5 @@
-"""What runs as a run's guard, from its first fork to its end: guard.py, or head_guard.py and
-`MemberGuard` where the run has several hosts. Standard library only, as all of the guard.
+"""What runs as a run's guard, from its first fork to its end: guard.py, or coordinator_guard.py and
+`NodeGuard` where the run has several hosts. Standard library only, as all of the guard.
 """
 
 from __future__ import annotations
@@ -9,16 +9,22 @@ import os
 import time
 from typing import NoReturn
 
-from rankdeck.launch.guard import Alive, Guard, Refused
+from rankdeck.launch.coordinator_guard import CoordinatorGuard
+from rankdeck.launch.event_relay import EventSender
+from rankdeck.launch.exit_record import phrase
+from rankdeck.launch.guard import Guard, LockHeld, RunAlive
 from rankdeck.launch.guard_spec import GuardSpec
-from rankdeck.launch.head_guard import HeadGuard
-from rankdeck.launch.host_guard import LEAVE_S, VICTIM_S, HostGuard, how_it_went, ranks_by_host
-from rankdeck.launch.last_word import phrase
-from rankdeck.launch.peers import LEFT, Membership, Word
-from rankdeck.launch.relay import Sender
+from rankdeck.launch.host_guard import (
+    LEAVE_TIMEOUT_S,
+    VICTIM_TIMEOUT_S,
+    HostGuard,
+    lost_host_message,
+    ranks_by_host,
+)
+from rankdeck.launch.peers import LEFT, CoordinatorClient, GuardMessage
 
 
-def daemonise() -> None:
+def daemonize() -> None:
     """Leave the caller's session and terminal for good."""
     if os.fork():
         os._exit(0)
@@ -32,21 +38,21 @@ def daemonise() -> None:
 
 
 def main(spec: GuardSpec) -> NoReturn:
-    daemonise()
+    daemonize()
     ready = spec["ready_fd"]
     for handle in (ready, spec["tether_fd"], *spec["held"]):
         if handle is not None:
             os.set_inheritable(handle, False)
     hosts = spec["hosts"]
-    kind = Guard if not hosts else MemberGuard if "head" in hosts else HeadGuard
+    kind = Guard if not hosts else NodeGuard if "head" in hosts else CoordinatorGuard
     guard = kind(spec)
     answer: dict[str, int | bool | str] = {"ready": os.getpid()}
     try:
         guard.prepare()
-        guard.begin()
-    except Alive:
+        guard.start()
+    except RunAlive:
         answer = {"alive": True}
-    except Refused as refusal:
+    except LockHeld as refusal:
         answer = {"refused": str(refusal)}
     except OSError as error:
         answer = {"failed": f"{error.filename or spec['final']}: {error.strerror}"}
@@ -57,12 +63,12 @@ def main(spec: GuardSpec) -> NoReturn:
     guard.watch()
     while guard.restart():
         guard.watch()
-    if guard.whereabouts.is_deleted:
-        guard.end_removed()
+    if guard.run_dir_tracker.is_deleted:
+        guard.end_after_removal()
     else:
         guard.end()
-    os.close(guard.held[0])
-    guard.whereabouts.leave()
+    os.close(guard.lock_fds[0])
+    guard.run_dir_tracker.close()
     os._exit(0)
 
 
@@ -71,44 +77,44 @@ def main(spec: GuardSpec) -> NoReturn:
 # Standard library only, as all of the guard.
 
 
-class MemberGuard(HostGuard):
+class NodeGuard(HostGuard):
     """It sends the head what its ranks tell."""
 
     def __init__(self, spec: GuardSpec) -> None:
         super().__init__(spec)
-        self._sender = Sender(self._run, self._attempt)
-        self._next: Word | None = None
+        self._sender = EventSender(self._run, self._attempt)
+        self._next_layout: GuardMessage | None = None
         self._is_over = False
 
     def prepare(self) -> None:
         """It has come to the head before the run has its name."""
-        given, head = self.given, (self.given["head"][0], self.given["head"][1])
+        given, head = self.hosts_spec, (self.hosts_spec["head"][0], self.hosts_spec["head"][1])
         hello = {"word": "hello", "name": self.name, "secret": given["secret"], **given["own"]}
         try:
-            self._membership = Membership(self._selector, head, hello, self._heed, self._lose)
+            self._client = CoordinatorClient(self._selector, head, hello, self._on_message, self._on_lost)
         except OSError as error:
             error.filename = "{}:{}".format(*head)
             raise
         super().prepare()
 
-    def look(self, now_s: float) -> None:
-        if not self._membership.is_behind:  # what was said before has gone
-            for word in self._sender.news():
-                self._membership.say(word)
-        self._membership.look(now_s)
-        if self._next is not None and not self.has_begun and self._status is None:
-            self.layout, self._next = self._next, None
+    def poll(self, now_s: float) -> None:
+        if not self._client.is_behind:  # what was said before has gone
+            for word in self._sender.read_new():
+                self._client.send(word)
+        self._client.poll(now_s)
+        if self._next_layout is not None and not self.has_started and self._status is None:
+            self.layout, self._next_layout = self._next_layout, None
             self.start_supervisor()
 
-    def turn(self) -> None:
-        self.hear(self.look_s)
-        self._membership.look(time.monotonic())
+    def poll_peers(self) -> None:
+        self.process_events(self.poll_interval_s)
+        self._client.poll(time.monotonic())
 
-    def _heed(self, word: Word) -> None:
+    def _on_message(self, word: GuardMessage) -> None:
         match word.get("word"):
             case "begin":
                 try:
-                    self._next = {**word, "index": list(ranks_by_host(word)).index(self.name)}
+                    self._next_layout = {**word, "index": list(ranks_by_host(word)).index(self.name)}
                 except (KeyError, TypeError, ValueError):
                     self._is_over = True
                     self.fail(phrase("What the head says of the hosts makes no sense."))
@@ -125,61 +131,63 @@ class MemberGuard(HostGuard):
                 self.stop(now=bool(word.get("now")))
             case "end":
                 host, why = str(word.get("because"))[:200], str(word.get("why") or "")[:2000]
-                self.because = phrase("The run ended because of {host}.", host=host)
+                self.end_reason = phrase("The run ended because of {host}.", host=host)
                 if why:
-                    self.because = phrase("{host}: {reason}", host=host, reason=why)
-                self.end_part()
+                    self.end_reason = phrase("{host}: {reason}", host=host, reason=why)
+                self.end_local_ranks()
             case "over":
                 self._is_over = True
             case "clock":
-                self._membership.say({**word, "now": time.time()})
+                self._client.send({**word, "now": time.time()})
 
-    def _lose(self, how: str) -> None:
+    def _on_lost(self, how: str) -> None:
         self._is_over = True
         if self._status is None:
             if how != LEFT:
-                self.lost = how_it_went(phrase("the head"), str(self.given["head"][0]), how, self.name)
-                self.kill_part()
-            self.end_part()
+                self.lost_host_reason = lost_host_message(
+                    phrase("the head"), str(self.hosts_spec["head"][0]), how, self.name
+                )
+                self.kill_local_ranks()
+            self.end_local_ranks()
 
     def stop(self, *, now: bool) -> None:
-        if not self._stop_asked:
-            self._membership.say({"word": "stop", "now": now})
+        if not self._is_stop_requested:
+            self._client.send({"word": "stop", "now": now})
         super().stop(now=now)
 
-    def go_on(self) -> bool:
+    def start_next_attempt(self) -> bool:
         """As the head says, once it knows how this part has ended."""
-        self._send_all()
-        self._membership.say(self.part())
-        until_s = time.monotonic() + 2 * LEAVE_S
-        while self._next is None and not self._is_over and not self._stop_asked:
+        self._flush_events()
+        self._client.send(self.end_message())
+        until_s = time.monotonic() + 2 * LEAVE_TIMEOUT_S
+        while self._next_layout is None and not self._is_over and not self._is_stop_requested:
             if time.monotonic() > until_s:
                 return False
-            self.turn()
-        if self._next is None or self._stop_asked:
+            self.poll_peers()
+        if self._next_layout is None or self._is_stop_requested:
             return False
-        self.layout, self._next = self._next, None
-        return self.begin_again(str(self.layout.get("failed", ""))[:2000])
+        self.layout, self._next_layout = self._next_layout, None
+        return self.restart_local_ranks(str(self.layout.get("failed", ""))[:2000])
 
     def end(self) -> None:
         status = 1 if self._status is None else self._status
         super().end()
-        self._send_all()
-        self._membership.say({**self.part(), "status": status})
-        self._membership.close()
+        self._flush_events()
+        self._client.send({**self.end_message(), "status": status})
+        self._client.close()
 
-    def end_removed(self) -> None:
-        self._membership.say({**self.part(), "status": 1})
-        self._membership.close()
+    def end_after_removal(self) -> None:
+        self._client.send({**self.end_message(), "status": 1})
+        self._client.close()
 
-    def _send_all(self) -> None:
+    def _flush_events(self) -> None:
         """What is left, before the last word; not for ever."""
-        until_s = time.monotonic() + VICTIM_S
-        while time.monotonic() < until_s and self.lost is None:
-            words = list(self._sender.news())
+        until_s = time.monotonic() + VICTIM_TIMEOUT_S
+        while time.monotonic() < until_s and self.lost_host_reason is None:
+            words = list(self._sender.read_new())
             for word in words:
-                self._membership.say(word)
-            if not words and not self._membership.is_behind:
+                self._client.send(word)
+            if not words and not self._client.is_behind:
                 return
-            self._membership.look(time.monotonic())
-            time.sleep(0.01 if self._membership.is_behind else 0.0)
+            self._client.poll(time.monotonic())
+            time.sleep(0.01 if self._client.is_behind else 0.0)

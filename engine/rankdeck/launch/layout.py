@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 import psutil
 
-from rankdeck.base.parsing import json_of
+from rankdeck.base.parsing import parse_json
 from rankdeck.events import DeviceInfo
 
 
-class HostPart(msgspec.Struct, frozen=True):
+class LayoutHost(msgspec.Struct, frozen=True):
     """One host of a run: its address for the other hosts, and its devices."""
 
     name: str
@@ -24,16 +24,16 @@ class HostPart(msgspec.Struct, frozen=True):
 class Layout(msgspec.Struct, frozen=True):
     """`index` is this host's among all; `store` (address, port) is where ranks meet, at the head."""
 
-    hosts: list[HostPart]
+    hosts: list[LayoutHost]
     index: int = 0
     store: tuple[str, int] = ("", 0)
 
     @property
-    def own(self) -> HostPart:
+    def this_host(self) -> LayoutHost:
         return self.hosts[self.index]
 
     @property
-    def is_alone(self) -> bool:
+    def is_single_host(self) -> bool:
         return len(self.hosts) == 1
 
     @property
@@ -41,27 +41,27 @@ class Layout(msgspec.Struct, frozen=True):
         return sum(host.ranks for host in self.hosts)
 
     @property
-    def own_ranks(self) -> range:
+    def local_ranks(self) -> range:
         """Of this host."""
         first = sum(host.ranks for host in self.hosts[: self.index])
-        return range(first, first + self.own.ranks)
+        return range(first, first + self.this_host.ranks)
 
     @property
-    def host_of_ranks(self) -> list[str]:
+    def host_by_rank(self) -> list[str]:
         """The name of each rank's."""
         return [host.name for host in self.hosts for _ in range(host.ranks)]
 
-    def other_host_of(self, rank: int | None) -> str:
+    def remote_host_of(self, rank: int | None) -> str:
         """The name of the other host that has the rank; "" where it is this one's, or nobody's."""
-        if rank is None or rank in self.own_ranks or not 0 <= rank < self.world_size:
+        if rank is None or rank in self.local_ranks or not 0 <= rank < self.world_size:
             return ""
-        return self.host_of_ranks[rank]
+        return self.host_by_rank[rank]
 
     @property
     def devices(self) -> list[DeviceInfo]:
         """Of all hosts, numbered through."""
-        if self.is_alone:
-            return self.own.devices
+        if self.is_single_host:
+            return self.this_host.devices
         every = [(host, device) for host in self.hosts for device in host.devices]
         return [
             msgspec.structs.replace(
@@ -75,18 +75,20 @@ class Layout(msgspec.Struct, frozen=True):
 
     def interface(self) -> str | None:
         """What this host's address belongs to; loopback of a run of one host, None where it is not known."""
-        if self.is_alone:
+        if self.is_single_host:
             return "lo"
         for name, addresses in psutil.net_if_addrs().items():
-            if any(one.family == socket.AF_INET and one.address == self.own.address for one in addresses):
+            if any(
+                one.family == socket.AF_INET and one.address == self.this_host.address for one in addresses
+            ):
                 return name
         return None
 
 
-def layout_of(text: str) -> Layout:
+def parse_layout(text: str) -> Layout:
     """What a guard says of the hosts. Raises: ValueError."""
-    return msgspec.convert(json_of(text), Layout)
+    return msgspec.convert(parse_json(text), Layout)
 
 
-def alone(ranks: int, devices: Sequence[DeviceInfo]) -> Layout:
-    return Layout([HostPart("", "", ranks, list(devices))])
+def single_host_layout(ranks: int, devices: Sequence[DeviceInfo]) -> Layout:
+    return Layout([LayoutHost("", "", ranks, list(devices))])

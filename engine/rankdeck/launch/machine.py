@@ -12,17 +12,17 @@ from rankdeck.base.errors import MachineError
 from rankdeck.base.phrases import phrase
 
 LOOPBACK = "127.0.0.1"
-_OWN_PROCESSES = 4
+_NUM_OTHER_PROCESSES = 4
 """Guard, supervisor, sampler, and what starts them."""
-_PATIENCE_S = 2.0
+_CONNECT_TIMEOUT_S = 2.0
 
 
-def check_machine(num_ranks: int, *, meets: bool) -> None:
-    """`meets`: whether its ranks find each other over loopback.
+def check_machine(num_ranks: int, *, needs_loopback: bool) -> None:
+    """`needs_loopback`: whether its ranks find each other over loopback.
 
     Raises: MachineError.
     """
-    check_processes_are_listed()
+    check_proc()
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -31,12 +31,12 @@ def check_machine(num_ranks: int, *, meets: bool) -> None:
             code="no-folder",
             advice=phrase("Change to one that does: cd"),
         ) from None
-    _check_room_for_processes(num_ranks + _OWN_PROCESSES)
-    if meets:
+    _check_process_limit(num_ranks + _NUM_OTHER_PROCESSES)
+    if needs_loopback:
         _check_loopback()
 
 
-def check_processes_are_listed() -> None:
+def check_proc() -> None:
     """Raises: MachineError where there is no /proc."""
     if not Path("/proc/self/stat").exists():
         raise MachineError(
@@ -46,9 +46,9 @@ def check_processes_are_listed() -> None:
         )
 
 
-def _check_room_for_processes(wanted: int) -> None:
-    group = cgroups.tightest("pids")
-    if group is not None and (left := group.left) < wanted:
+def _check_process_limit(wanted: int) -> None:
+    group = cgroups.tightest_limit("pids")
+    if group is not None and (left := group.remaining) < wanted:
         raise MachineError(
             phrase("{left} more processes may be started here, and the run needs {n}.", left=left, n=wanted),
             code="too-many-processes",
@@ -66,7 +66,7 @@ def _check_room_for_processes(wanted: int) -> None:
 def _check_loopback() -> None:
     try:
         with socket.create_server((LOOPBACK, 0)) as server:
-            socket.create_connection(server.getsockname(), _PATIENCE_S).close()
+            socket.create_connection(server.getsockname(), _CONNECT_TIMEOUT_S).close()
     except OSError as error:
         why = error.strerror or error
         message = phrase(
@@ -87,7 +87,7 @@ def _has_only_ipv6() -> bool:
     """Whether ::1 takes a connection."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
-            socket.create_connection(server.getsockname()[:2], _PATIENCE_S).close()
+            socket.create_connection(server.getsockname()[:2], _CONNECT_TIMEOUT_S).close()
     except OSError:
         return False
     return True

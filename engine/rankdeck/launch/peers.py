@@ -22,22 +22,29 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-BEAT_S = 0.5
-LAPSE_S = 5.0
+HEARTBEAT_INTERVAL_S = 0.5
+HEARTBEAT_TIMEOUT_S = 5.0
 MAX_LINE_BYTES = 65_536
 _MAX_HELLO_BYTES = 32_768
-_MOST_WAITING_BYTES = 1 << 23
-_LEAVE_S = 2.0
+_MAX_PENDING_BYTES = 1 << 23
+_LEAVE_TIMEOUT_S = 2.0
 _SEGMENT_BYTES = 536
 """Of a packet, which every network carries (RFC 9293): where large ones are lost, guards hear each other, and
 the ranks that wait are told for what they wait for.
 """
-_MOST_STRANGERS = 32
+_MAX_UNAUTHENTICATED = 32
 """Connections that have not said the secret yet; one more takes the place of the first."""
-SILENT, CLOSED, LEFT, ALONE, AWAY, UNPLUGGED = "silent", "closed", "left", "alone", "away", "unplugged"
+SILENT, CLOSED, LEFT, ISOLATED, SUSPENDED, INTERFACE_DOWN = (
+    "silent",
+    "closed",
+    "left",
+    "alone",
+    "away",
+    "unplugged",
+)
 """How a host goes: nothing comes, its connection is closed, it has said that it is done, nothing comes of
 any, this process was suspended and the others have taken it for gone, or this host's interface is down."""
-Word = dict[str, Any]
+GuardMessage = dict[str, Any]
 
 
 class Peer:
@@ -47,17 +54,17 @@ class Peer:
         self,
         selector: selectors.BaseSelector,
         end: socket.socket,
-        on_word: Callable[[Peer, Word], None],
+        on_word: Callable[[Peer, GuardMessage], None],
         on_gone: Callable[[Peer, str], None],
     ) -> None:
         self.name = ""
         self.address: str = end.getpeername()[0]
-        self.most_bytes = _MAX_HELLO_BYTES
-        self._selector, self._end = selector, end
-        self._on_word, self._on_gone = on_word, on_gone
-        self._received, self._waiting = bytearray(), bytearray()
-        self._heard_s = self._beaten_s = time.monotonic()
-        self._is_done = False
+        self.max_bytes = _MAX_HELLO_BYTES
+        self._selector, self._socket = selector, end
+        self._on_message, self._on_lost = on_word, on_gone
+        self._received, self._pending = bytearray(), bytearray()
+        self._received_s = self._sent_s = time.monotonic()
+        self._is_closed = False
         end.setblocking(False)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         selector.register(end, selectors.EVENT_READ, lambda _: self._on_bytes())
@@ -65,47 +72,47 @@ class Peer:
     @property
     def is_behind(self) -> bool:
         """Whether something waits to be sent."""
-        return bool(self._waiting) and not self._is_done
+        return bool(self._pending) and not self._is_closed
 
-    def say(self, word: Word) -> None:
+    def send(self, word: GuardMessage) -> None:
         """Lost where the connection is."""
-        if self._is_done:
+        if self._is_closed:
             return
         # A piece of a file is within the limit of a line whatever bytes are in it.
-        self._waiting += json.dumps(word, ensure_ascii=False).encode(errors="replace") + b"\n"
+        self._pending += json.dumps(word, ensure_ascii=False).encode(errors="replace") + b"\n"
         self._flush()
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Beat, and see whether it does."""
-        if now_s - self._beaten_s >= BEAT_S:
-            self._beaten_s = now_s
-            self._waiting += b"\n"
+        if now_s - self._sent_s >= HEARTBEAT_INTERVAL_S:
+            self._sent_s = now_s
+            self._pending += b"\n"
         self._flush()
-        if now_s - self._heard_s > LAPSE_S:
+        if now_s - self._received_s > HEARTBEAT_TIMEOUT_S:
             self.close(SILENT)
 
-    def has_beaten(self, now_s: float) -> bool:
+    def is_responsive(self, now_s: float) -> bool:
         """Whether it was heard since it should have been, but for the last beats."""
-        return now_s - self._heard_s < LAPSE_S - 2 * BEAT_S
+        return now_s - self._received_s < HEARTBEAT_TIMEOUT_S - 2 * HEARTBEAT_INTERVAL_S
 
-    def excuse(self, now_s: float) -> None:
+    def reset_timeout(self, now_s: float) -> None:
         """Nobody here has listened for a while: this process was suspended."""
-        self._heard_s = now_s
+        self._received_s = now_s
 
     def _flush(self) -> None:
-        if self._is_done or not self._waiting:
+        if self._is_closed or not self._pending:
             return
         try:
-            del self._waiting[: self._end.send(self._waiting)]
+            del self._pending[: self._socket.send(self._pending)]
         except BlockingIOError:
-            if len(self._waiting) > _MOST_WAITING_BYTES:
+            if len(self._pending) > _MAX_PENDING_BYTES:
                 self.close(SILENT)
         except OSError:
             self.close(CLOSED)
 
     def _on_bytes(self) -> None:
         try:
-            chunk = self._end.recv(MAX_LINE_BYTES)
+            chunk = self._socket.recv(MAX_LINE_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -113,14 +120,14 @@ class Peer:
         if not chunk:
             self.close(CLOSED)
             return
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         self._received += chunk
         *lines, rest = bytes(self._received).split(b"\n")
         self._received[:] = rest
-        if max(map(len, (*lines, rest))) > self.most_bytes:
+        if max(map(len, (*lines, rest))) > self.max_bytes:
             self.close(CLOSED)
         for line in filter(None, lines):
-            if self._is_done:
+            if self._is_closed:
                 return
             try:
                 word = json.loads(line)
@@ -132,59 +139,59 @@ class Peer:
             if word.get("word") == LEFT:
                 self.close(LEFT)
             else:
-                self._on_word(self, word)
+                self._on_message(self, word)
 
     def close(self, how: str = "") -> None:
         """`how` is what `on_gone` is told; nothing where nobody has to know."""
-        if self._is_done:
+        if self._is_closed:
             return
-        self._is_done = True
-        self._selector.unregister(self._end)
-        self._end.close()
+        self._is_closed = True
+        self._selector.unregister(self._socket)
+        self._socket.close()
         if how:
-            self._on_gone(self, how)
+            self._on_lost(self, how)
 
     def leave(self) -> None:
         """Its last word: this host is done. What the other side has said meanwhile is read to its end: for
         bytes that nobody reads the kernel throws away what is on its way there.
         """
-        if self._is_done:
+        if self._is_closed:
             return
-        self._is_done = True
-        self._selector.unregister(self._end)
-        self._waiting += json.dumps({"word": LEFT}).encode() + b"\n"
-        until_s = time.monotonic() + _LEAVE_S
+        self._is_closed = True
+        self._selector.unregister(self._socket)
+        self._pending += json.dumps({"word": LEFT}).encode() + b"\n"
+        until_s = time.monotonic() + _LEAVE_TIMEOUT_S
         try:
-            self._end.settimeout(_LEAVE_S)
-            self._end.sendall(self._waiting)
-            self._end.shutdown(socket.SHUT_WR)
-            while time.monotonic() < until_s and self._end.recv(MAX_LINE_BYTES):
+            self._socket.settimeout(_LEAVE_TIMEOUT_S)
+            self._socket.sendall(self._pending)
+            self._socket.shutdown(socket.SHUT_WR)
+            while time.monotonic() < until_s and self._socket.recv(MAX_LINE_BYTES):
                 pass
         except OSError:
             pass
-        self._end.close()
+        self._socket.close()
 
 
-class _Awake:
+class _SuspensionTracker:
     """Whether this process goes on without a break: whoever was suspended blames nobody for it."""
 
     def __init__(self) -> None:
-        self._looked_s = time.monotonic()
-        self._woke_s = -LAPSE_S
+        self._checked_s = time.monotonic()
+        self._resumed_s = -HEARTBEAT_TIMEOUT_S
 
-    def was_away(self, now_s: float) -> bool:
+    def was_suspended(self, now_s: float) -> bool:
         """For so long, before this look, that what it has not heard says nothing."""
-        away_s, self._looked_s = now_s - self._looked_s, now_s
-        if away_s > LAPSE_S:
-            self._woke_s = now_s
-        return away_s > LAPSE_S / 2
+        away_s, self._checked_s = now_s - self._checked_s, now_s
+        if away_s > HEARTBEAT_TIMEOUT_S:
+            self._resumed_s = now_s
+        return away_s > HEARTBEAT_TIMEOUT_S / 2
 
-    def is_back(self, now_s: float) -> bool:
+    def has_resumed(self, now_s: float) -> bool:
         """Whether it was away for longer than the others wait, until now or a moment ago."""
-        return now_s - self._looked_s > LAPSE_S or now_s - self._woke_s < LAPSE_S
+        return now_s - self._checked_s > HEARTBEAT_TIMEOUT_S or now_s - self._resumed_s < HEARTBEAT_TIMEOUT_S
 
 
-class Gathering:
+class CoordinatorServer:
     """The head's end: `server` listens, `name` is the head's own. `hosts` are those that have come, in their
     order; `on_word(name, word)` gets what they say, `on_gone(name, how)` that one has gone.
     """
@@ -195,117 +202,117 @@ class Gathering:
         server: socket.socket,
         secret: str,
         num_others: int,
-        on_word: Callable[[str, Word], None],
+        on_word: Callable[[str, GuardMessage], None],
         on_gone: Callable[[str, str], None],
         name: str = "",
     ) -> None:
         self._selector, self._secret, self._num_others = selector, secret, num_others
         self._name = name
-        self._on_word, self._on_gone = on_word, on_gone
+        self._on_message, self._on_lost = on_word, on_gone
         self._server = server
         self._address: str = server.getsockname()[0]
         server.setblocking(False)
-        self.hosts: dict[str, Word] = {}
+        self.hosts: dict[str, GuardMessage] = {}
         self._peers: dict[str, Peer] = {}
-        self._strangers: list[Peer] = []
-        self._has_met = False
-        self._awake = _Awake()
-        selector.register(self._server, selectors.EVENT_READ, lambda _: self._on_caller())
+        self._unauthenticated: list[Peer] = []
+        self._was_complete = False
+        self._suspension = _SuspensionTracker()
+        selector.register(self._server, selectors.EVENT_READ, lambda _: self._on_connection())
 
     @property
-    def num_there(self) -> int:
+    def num_connected(self) -> int:
         return len(self._peers)
 
     @property
-    def names_there(self) -> set[str]:
+    def connected_names(self) -> set[str]:
         return set(self._peers)
 
     @property
     def is_complete(self) -> bool:
         """Whether all have come; from then on nobody else does."""
-        self._has_met = self._has_met or self.num_there == self._num_others
-        return self._has_met
+        self._was_complete = self._was_complete or self.num_connected == self._num_others
+        return self._was_complete
 
-    def _on_caller(self) -> None:
+    def _on_connection(self) -> None:
         try:
             end, _ = self._server.accept()
         except OSError:
             return
-        if len(self._strangers) == _MOST_STRANGERS:
-            self._strangers.pop(0).close()
+        if len(self._unauthenticated) == _MAX_UNAUTHENTICATED:
+            self._unauthenticated.pop(0).close()
         try:
-            self._strangers.append(Peer(self._selector, end, self._hear, self._lose))
+            self._unauthenticated.append(Peer(self._selector, end, self._receive, self._disconnect))
         except OSError:
             end.close()  # it has gone already
 
-    def _hear(self, peer: Peer, word: Word) -> None:
+    def _receive(self, peer: Peer, word: GuardMessage) -> None:
         if peer.name:
-            self._on_word(peer.name, word)
+            self._on_message(peer.name, word)
             return
         name, secret = word.get("name"), word.get("secret")
         if not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret.encode()):
-            self._strangers.remove(peer)
+            self._unauthenticated.remove(peer)
             peer.close()
             return
-        self._strangers.remove(peer)
+        self._unauthenticated.remove(peer)
         taken = isinstance(name, str) and (name in self.hosts or name == self._name)
         if not isinstance(name, str) or not name or taken or self.is_complete:
-            peer.say({"word": "refused", "name": name if isinstance(name, str) else ""})
+            peer.send({"word": "refused", "name": name if isinstance(name, str) else ""})
             peer.close()
             return
-        peer.name, peer.most_bytes = name, MAX_LINE_BYTES
+        peer.name, peer.max_bytes = name, MAX_LINE_BYTES
         self.hosts[name] = {**word, "address": peer.address, "secret": ""}
         self._peers[name] = peer
 
-    def _lose(self, peer: Peer, how: str) -> None:
-        if peer in self._strangers:
-            self._strangers.remove(peer)
+    def _disconnect(self, peer: Peer, how: str) -> None:
+        if peer in self._unauthenticated:
+            self._unauthenticated.remove(peer)
         elif self._peers.get(peer.name) is peer:
             if not self.is_complete:
                 del self.hosts[peer.name]  # it may come again
             del self._peers[peer.name]
             rest, now_s = self._peers.values(), time.monotonic()
-            if how != LEFT and self._awake.is_back(now_s):
-                how = AWAY
-            elif how == SILENT and is_unplugged(self._address):
-                how = UNPLUGGED
-            elif how == SILENT and rest and not any(one.has_beaten(now_s) for one in rest):
-                how = ALONE
-            self._on_gone(peer.name, how)
+            if how != LEFT and self._suspension.has_resumed(now_s):
+                how = SUSPENDED
+            elif how == SILENT and is_interface_down(self._address):
+                how = INTERFACE_DOWN
+            elif how == SILENT and rest and not any(one.is_responsive(now_s) for one in rest):
+                how = ISOLATED
+            self._on_lost(peer.name, how)
 
-    def say_to(self, name: str, word: Word) -> None:
+    def send_to(self, name: str, word: GuardMessage) -> None:
         """Nothing, where it is not there."""
         if name in self._peers:
-            self._peers[name].say(word)
+            self._peers[name].send(word)
 
-    def tell(self, word: Word) -> None:
+    def broadcast(self, word: GuardMessage) -> None:
         """All hosts that are there."""
         for peer in list(self._peers.values()):
-            peer.say(word)
+            peer.send(word)
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Again and again, at least each half second."""
-        was_away = self._awake.was_away(now_s)
-        for peer in [*self._peers.values(), *self._strangers]:
+        was_away = self._suspension.was_suspended(now_s)
+        for peer in [*self._peers.values(), *self._unauthenticated]:
             if was_away:
-                peer.excuse(now_s)
-            peer.look(now_s)
+                peer.reset_timeout(now_s)
+            peer.poll(now_s)
 
     def close(self) -> None:
         self._selector.unregister(self._server)
         self._server.close()
-        for peer in [*self._peers.values(), *self._strangers]:
+        for peer in [*self._peers.values(), *self._unauthenticated]:
             peer.leave()
 
 
-def _connected(head: tuple[str, int]) -> socket.socket:
+def _connect(head: tuple[str, int]) -> socket.socket:
     """To the first of the name's addresses that answers, as socket.create_connection does it, but both ends
     send small packets: that is settled while they connect. Raises: OSError."""
     failure = OSError(0, "the name has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(*head, type=socket.SOCK_STREAM):
         end = socket.socket(family, kind, protocol)
         try:
-            end.settimeout(LAPSE_S)
+            end.settimeout(HEARTBEAT_TIMEOUT_S)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
             end.connect(address)
             return end
@@ -315,7 +322,7 @@ def _connected(head: tuple[str, int]) -> socket.socket:
     raise failure
 
 
-class Membership:
+class CoordinatorClient:
     """The other hosts' end. `on_word(word)` gets what the head says, `on_gone(how)` that it has gone.
 
     Raises: OSError, the head is not there.
@@ -325,36 +332,36 @@ class Membership:
         self,
         selector: selectors.BaseSelector,
         head: tuple[str, int],
-        hello: Word,
-        on_word: Callable[[Word], None],
+        hello: GuardMessage,
+        on_word: Callable[[GuardMessage], None],
         on_gone: Callable[[str], None],
     ) -> None:
-        end = _connected(head)
+        end = _connect(head)
         self.address: str = end.getsockname()[0]
-        self._awake, self._on_gone = _Awake(), on_gone
-        self._peer = Peer(selector, end, lambda _, word: on_word(word), self._lose)
-        self._peer.most_bytes = MAX_LINE_BYTES
-        self._peer.say(hello)
+        self._suspension, self._on_lost = _SuspensionTracker(), on_gone
+        self._peer = Peer(selector, end, lambda _, word: on_word(word), self._disconnect)
+        self._peer.max_bytes = MAX_LINE_BYTES
+        self._peer.send(hello)
 
-    def _lose(self, _: Peer, how: str) -> None:
-        if how != LEFT and self._awake.is_back(time.monotonic()):
-            how = AWAY
-        elif how == SILENT and is_unplugged(self.address):
-            how = UNPLUGGED
-        self._on_gone(how)
+    def _disconnect(self, _: Peer, how: str) -> None:
+        if how != LEFT and self._suspension.has_resumed(time.monotonic()):
+            how = SUSPENDED
+        elif how == SILENT and is_interface_down(self.address):
+            how = INTERFACE_DOWN
+        self._on_lost(how)
 
     @property
     def is_behind(self) -> bool:
         return self._peer.is_behind
 
-    def say(self, word: Word) -> None:
-        self._peer.say(word)
+    def send(self, word: GuardMessage) -> None:
+        self._peer.send(word)
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """As `Gathering.look`."""
-        if self._awake.was_away(now_s):
-            self._peer.excuse(now_s)
-        self._peer.look(now_s)
+        if self._suspension.was_suspended(now_s):
+            self._peer.reset_timeout(now_s)
+        self._peer.poll(now_s)
 
     def close(self) -> None:
         self._peer.leave()
@@ -367,7 +374,7 @@ _UP, _RUNNING = 0x1, 0x40
 _NAME_BYTES, _REQUEST_BYTES = 16, 40
 
 
-def is_unplugged(address: str) -> bool:
+def is_interface_down(address: str) -> bool:
     """Whether the interface of this address is down or without a carrier, or the address is gone."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:

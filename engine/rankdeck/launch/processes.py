@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from rankdeck.base.files import text_or_empty
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 
 
 def is_suspended(pid: int) -> bool:
@@ -29,7 +29,7 @@ def is_suspended(pid: int) -> bool:
 
 def is_traced(pid: int) -> bool:
     """Whether a debugger (gdb, strace) is attached to the process."""
-    return int(_status_of(pid).get("TracerPid", "0")) > 0
+    return int(_read_status(pid).get("TracerPid", "0")) > 0
 
 
 def cpu_s(pid: int) -> float:
@@ -42,7 +42,7 @@ def cpu_s(pid: int) -> float:
     return sum(used.user + used.system for used in times)
 
 
-def _status_of(pid: int) -> dict[str, str]:
+def _read_status(pid: int) -> dict[str, str]:
     """What the kernel tells of a process, by name; empty where it is gone."""
     lines = text_or_empty(Path(f"/proc/{pid}/status")).splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
@@ -56,10 +56,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def signal_handled(pid: int, number: int) -> bool:
+def signal_if_handled(pid: int, number: int) -> bool:
     """Send a signal to a process of a run that has a handler for it; whether it was sent. Without a handler
     it would end the process."""
-    if not int(_status_of(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1:
+    if not int(_read_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1:
         return False
     try:
         os.kill(pid, number)
@@ -78,7 +78,7 @@ def signal_sessions(sessions: set[int], number: int) -> None:
             pass
 
 
-def left_behind() -> list[str]:
+def list_orphans() -> list[str]:
     """What ranks have left behind, asked by the supervisor: the orphans that came to its parent, the guard.
     'python (4711)' of each."""
     try:
@@ -87,20 +87,20 @@ def left_behind() -> list[str]:
     except psutil.Error:
         return []
     return [
-        f"{_name(process)} ({process.pid})"
+        f"{_process_text(process)} ({process.pid})"
         for process in below
         if process.pid not in ours and is_running(process.pid)
     ]
 
 
-def _name(process: psutil.Process) -> str:
+def _process_text(process: psutil.Process) -> str:
     try:
         return process.name()
     except psutil.Error:
         return "a process"
 
 
-def environment_of(pid: int) -> dict[str, str]:
+def read_environment(pid: int) -> dict[str, str]:
     """The environment that a process was started with; empty for one that is gone or another user's."""
     try:
         return psutil.Process(pid).environ()
@@ -108,7 +108,7 @@ def environment_of(pid: int) -> dict[str, str]:
         return {}
 
 
-def end_leftovers() -> list[int]:
+def kill_leftovers() -> list[int]:
     """Kill every leftover of this user; their process ids."""
     me = psutil.Process()
     # A command may run inside a run's own terminal.
@@ -116,9 +116,9 @@ def end_leftovers() -> list[int]:
     is_over = functools.cache(_is_over)
     ended = []
     for pid in psutil.pids():
-        if pid in ours or not _sees_our_files(pid):
+        if pid in ours or not _shares_file_system(pid):
             continue
-        run = environment_of(pid).get("RANKDECK_RUN")
+        run = read_environment(pid).get("RANKDECK_RUN")
         if run is not None and is_over(run):
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -132,7 +132,7 @@ def _is_over(run: str) -> bool:
     return Path(run, "guard.lock").is_file() and not RunDir(Path(run)).is_alive()
 
 
-def _sees_our_files(pid: int) -> bool:
+def _shares_file_system(pid: int) -> bool:
     """Whether a process is this user's, and not in a container where the same path is another run."""
     try:
         mine, its = Path("/proc/self/ns/mnt").stat(), Path(f"/proc/{pid}/ns/mnt").stat()

@@ -20,96 +20,96 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from rankdeck import events, rundir
+from rankdeck import events, run_dir
 from rankdeck.base.errors import DeviceError, RankdeckError
 from rankdeck.base.files import read_toml_or_empty
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig, from_dict, on_devices
 from rankdeck.config.consent import check_paths
-from rankdeck.config.naming import race_title, tell_apart
-from rankdeck.launch import choose, guard
+from rankdeck.config.naming import race_title, unique_title
+from rankdeck.launch import device_selection, guard
 from rankdeck.launch.control import stop_if_alive
+from rankdeck.launch.guard_launcher import start_guard
 from rankdeck.launch.machine import check_machine
-from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.start import check_here, environment_of
-from rankdeck.launch.under_guard import start_guard
+from rankdeck.launch.processes import kill_leftovers
+from rankdeck.launch.start import check_single_host, run_environment
 from rankdeck.run import plan_lines
 from rankdeck.run import race as races
-from rankdeck.run.fold import Fold
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.prediction import prediction_file
-from rankdeck.run.race import LeftOut, Race, RaceEntry
-from rankdeck.run.race_verdicts import finish, judge
-from rankdeck.rundir import FIRST_STEPS, RaceDir, RunDir
+from rankdeck.run.race import ExcludedStrategy, Race, RaceEntry
+from rankdeck.run.race_verdicts import finish_entry, judge
+from rankdeck.run.run_state import RunState
+from rankdeck.run_dir import FIRST_STEPS_KEY, RaceDir, RunDir
 
-_MOST_ALIKE = 100
+_MAX_SAME_TITLES = 100
 """A new race is told apart from so many that are called the same, the newest."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class RaceRequest:
     """What is to be raced. `lines` are those of a plan, in the order in which they run; `worker` as for a
     run."""
 
     config: RunConfig
     lines: Sequence[PlanLine]
-    left_out: Sequence[LeftOut]
+    excluded: Sequence[ExcludedStrategy]
     steps: int
     runs: Path
     command_line: Sequence[str]
     worker: str | None = None
 
 
-class Racing:
+class RaceRunner:
     """A race under way. Use it as a context manager: its end is written and its locks are let go of then."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: RaceRequest) -> None:
         """Raises:
         DeviceError: a device is not there any more, or another run holds it.
         ConfigError, DataError, ModelError, MachineError: as for a run.
         """
         check_paths(asked.config)
-        check_here(asked.config)
-        self._asked = asked
-        self._choice = choose.named_devices(asked.config)
-        end_leftovers()
-        num_devices = len(self._choice.devices)
-        check_machine(num_devices, meets=True)
+        check_single_host(asked.config)
+        self._request = asked
+        self._devices = device_selection.resolve_devices(asked.config)
+        kill_leftovers()
+        num_devices = len(self._devices.devices)
+        check_machine(num_devices, needs_loopback=True)
         train = asked.config.train
-        title = _title(asked, num_devices)
-        self.folder: RaceDir = rundir.create_race(asked.runs, title, asked.config.to_toml())
-        is_virtual = self._choice.devices[0].kind == "virtual"
+        title = _race_title(asked, num_devices)
+        self.folder: RaceDir = run_dir.create_race(asked.runs, title, asked.config.to_toml())
+        is_virtual = self._devices.devices[0].kind == "virtual"
         self.race = Race(
             name=self.folder.name,
             title=title,
             began=time.time(),
             source=events.MEASURED_IN_REHEARSAL if is_virtual else events.MEASURED_ON_GPU,
-            devices=self._choice.devices,
+            devices=self._devices.devices,
             steps=asked.steps,
             global_batch=train.global_batch,
             seed=train.seed,
             precision=train.precision,
             allow_tf32=train.allow_tf32,
-            entries=[_entry(number, line) for number, line in enumerate(asked.lines, start=1)],
-            left_out=list(asked.left_out),
+            entries=[_make_entry(number, line) for number, line in enumerate(asked.lines, start=1)],
+            left_out=list(asked.excluded),
         )
-        self._held: list[int] = []
-        self._running: RunDir | None = None
-        self._began_s = 0.0
+        self._lock_fds: list[int] = []
+        self._current_run: RunDir | None = None
+        self._started_s = 0.0
         self.is_stopped = False
 
-    def __enter__(self) -> Racing:
+    def __enter__(self) -> RaceRunner:
         try:
-            self._held.append(guard.lock(str(self.folder.lock), f"{os.getpid()}\n"))
-            for lease in self._choice.leases:
+            self._lock_fds.append(guard.lock(str(self.folder.lock), f"{os.getpid()}\n"))
+            for lease in self._devices.leases:
                 lease.parent.mkdir(parents=True, exist_ok=True)
-                self._held.append(guard.lock(str(lease), str(self.folder.path)))
-        except guard.Refused as refusal:
-            self._let_go()
+                self._lock_fds.append(guard.lock(str(lease), str(self.folder.path)))
+        except guard.LockHeld as refusal:
+            self._release_locks()
             shutil.rmtree(self.folder.path, ignore_errors=True)
-            raise choose.busy_error(str(refusal).strip() or "another run") from None
+            raise device_selection.busy_error(str(refusal).strip() or "another run") from None
         self._write()
-        rundir.enter_in_index(RunDir(self.folder.path))
+        run_dir.add_to_index(RunDir(self.folder.path))
         return self
 
     def __exit__(
@@ -122,19 +122,19 @@ class Racing:
         self.race.outcome = races.COMPLETED if is_whole else races.STOPPED
         self.race.ended = time.time()
         self._judge()
-        self._let_go()
+        self._release_locks()
 
     def entries(self) -> Iterator[RaceEntry]:
         """One after another, until the race is stopped; the first that completed comes once more at the
         end."""
-        yield from self._until_stopped(list(self.race.entries))
+        yield from self._entries_until_stopped(list(self.race.entries))
         first = next((entry for entry in self.race.entries if entry.state == races.COMPLETED), None)
         if first is not None and not self.is_stopped:
-            again = _entry(len(self.race.entries) + 1, first.predicted, repeats=first.number)
+            again = _make_entry(len(self.race.entries) + 1, first.predicted, repeats=first.number)
             self.race.entries.append(again)
             yield again
 
-    def _until_stopped(self, entries: Sequence[RaceEntry]) -> Iterator[RaceEntry]:
+    def _entries_until_stopped(self, entries: Sequence[RaceEntry]) -> Iterator[RaceEntry]:
         for entry in entries:
             if self.is_stopped:
                 return
@@ -144,43 +144,43 @@ class Racing:
         """The entry's run, under way; None where it is refused, which the entry says then."""
         entry.state = races.RUNNING
         self._write()
-        self._began_s = time.monotonic()
+        self._started_s = time.monotonic()
         try:
-            self._running = self._start(entry)
+            self._current_run = self._start(entry)
         except RankdeckError as error:
             entry.state, entry.problem = races.FAILED, error.problem
             self._judge()
             return None
-        return self._running
+        return self._current_run
 
     def _start(self, entry: RaceEntry) -> RunDir:
-        config = entry_config(self._asked.config, entry.predicted, self.race.steps)
-        choice = choose.with_work(config, self._choice)
+        config = entry_config(self._request.config, entry.predicted, self.race.steps)
+        choice = device_selection.drop_idle_devices(config, self._devices)
         kind = "cpu" if self.race.is_rehearsal else "gpu"
         config = on_devices(config, kind, len(choice.devices))
-        environment = environment_of(config, choice, self._asked.command_line, time.time())
-        environment |= {"title": entry.label, FIRST_STEPS: self.race.steps, "race": self.race.name}
+        environment = run_environment(config, choice, self._request.command_line, time.time())
+        environment |= {"title": entry.label, FIRST_STEPS_KEY: self.race.steps, "race": self.race.name}
         name = Path(entry.folder).name
-        hidden = rundir.create(self.folder.entries_folder, config, environment, name)
-        with rundir.removed_unless_begun(hidden.path):
+        hidden = run_dir.create_run_dir(self.folder.entries_folder, config, environment, name)
+        with run_dir.remove_unless_started(hidden.path):
             prediction_file(hidden).write_bytes(plan_lines.encode(entry.predicted))
-            return start_guard(hidden, (), detach=False, worker=self._asked.worker, held=self._held)
+            return start_guard(hidden, (), detach=False, worker=self._request.worker, lock_fds=self._lock_fds)
 
-    def finish(self, entry: RaceEntry, fold: Fold) -> None:
+    def finish(self, entry: RaceEntry, fold: RunState) -> None:
         """What its run came to, once that has ended."""
-        assert self._running is not None
-        finish(self.race, entry, self._running, fold, time.monotonic() - self._began_s)
-        self._running = None
+        assert self._current_run is not None
+        finish_entry(self.race, entry, self._current_run, fold, time.monotonic() - self._started_s)
+        self._current_run = None
         self._judge()
 
     def stop(self, now: bool = False) -> None:
         """End the entry that runs, and start no other."""
         self.is_stopped = True
-        if self._running is not None:
-            stop_if_alive(self._running, now=now)
+        if self._current_run is not None:
+            stop_if_alive(self._current_run, now=now)
 
     @property
-    def stop_is_asked(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Whether somebody else wants the race to stop."""
         return self.folder.stop_request.exists()
 
@@ -206,24 +206,24 @@ class Racing:
                 advice=phrase("Free space on the disk. What was measured so far is in the folder."),
             ) from None
 
-    def _let_go(self) -> None:
-        while self._held:
-            os.close(self._held.pop())
+    def _release_locks(self) -> None:
+        while self._lock_fds:
+            os.close(self._lock_fds.pop())
 
 
-def _title(asked: Asked, num_devices: int) -> str:
+def _race_title(asked: RaceRequest, num_devices: int) -> str:
     """What the race is called, told apart from the folder's races that are called so."""
     name = race_title(asked.config, num_devices)
-    beside = [one for one in rundir.list_races(asked.runs) if one.path.parent == asked.runs.absolute()]
-    alike = [one for one in beside if rundir.slug(name) in one.name][:_MOST_ALIKE]
+    beside = [one for one in run_dir.list_races(asked.runs) if one.path.parent == asked.runs.absolute()]
+    alike = [one for one in beside if run_dir.slug(name) in one.name][:_MAX_SAME_TITLES]
     titles = {found.title: one for one in alike if (found := races.read_race(one)) is not None}
-    others = {title: partial(read_toml_or_empty, one.asked) for title, one in titles.items()}
-    return tell_apart(name, asked.config.to_dict(), others)
+    others = {title: partial(read_toml_or_empty, one.request_file) for title, one in titles.items()}
+    return unique_title(name, asked.config.to_dict(), others)
 
 
-def check_devices(asked: Asked, num_devices: int) -> None:
+def check_num_devices(asked: RaceRequest, num_devices: int) -> None:
     """Raises: DeviceError where there are not as many devices as were planned for."""
-    found = len(choose.named_devices(asked.config).devices)
+    found = len(device_selection.resolve_devices(asked.config).devices)
     if found != num_devices:
         raise DeviceError(
             phrase(
@@ -236,10 +236,10 @@ def check_devices(asked: Asked, num_devices: int) -> None:
         )
 
 
-def _entry(number: int, line: PlanLine, repeats: int | None = None) -> RaceEntry:
+def _make_entry(number: int, line: PlanLine, repeats: int | None = None) -> RaceEntry:
     return RaceEntry(
         number=number,
-        folder=f"entries/{number}-{rundir.slug(line.label)}",
+        folder=f"entries/{number}-{run_dir.slug(line.label)}",
         label=line.label,
         strategy=line.strategy,
         options=line.options,

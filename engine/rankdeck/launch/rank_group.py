@@ -2,7 +2,7 @@
 they leave, and what time they have.
 
 There are two kinds: forked_ranks.py has those of a configuration, which are forked once torch is imported,
-script_ranks.py those of a person's own script, which is executed. Read children.py for one rank, and
+script_ranks.py those of a person's own script, which is executed. Read rank_process.py for one rank, and
 supervisor.py for what becomes of all.
 """
 
@@ -19,23 +19,23 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import Phrase
 from rankdeck.diagnose.cause import Cause
-from rankdeck.launch.children import Child
 from rankdeck.launch.layout import Layout
+from rankdeck.launch.rank_process import RankProcess
 from rankdeck.launch.store import RankStore, ScriptStore
-from rankdeck.launch.streams import NOWHERE, Attached
+from rankdeck.launch.streams import NO_STREAMS, AttachedStreams
 from rankdeck.launch.watch import Watch
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 
 DEFAULT_WORKER = "rankdeck.training.worker"
 
 
-class StopAsked(BaseException):
+class StopSignal(BaseException):
     """SIGTERM: the guard passes on that somebody wants the run to stop."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
-    """What the guard passes. `words` is the pipe for the reason of a failure.
+class SupervisorArguments:
+    """What the guard passes. `report_fd` is the pipe for the reason of a failure.
 
     `restarts`: how many attempts this supervisor has begun by itself, this one included; `failed`: what the
     one before came to, where that was an exception. Of a configuration `worker` is the module or .py file
@@ -46,22 +46,22 @@ class Arguments:
 
     run: RunDir
     attempt: int
-    words: int | None
+    report_fd: int | None
     restarts: int
     failed: str
     worker: str = DEFAULT_WORKER
     layout: Layout | None = None
     store: int | None = None
     signals: int | None = None
-    attached: Attached = NOWHERE
+    attached: AttachedStreams = NO_STREAMS
 
 
-class SupervisorCalls(Protocol):
+class SupervisorInterface(Protocol):
     """What ranks need of their supervisor."""
 
-    is_asked_to_stop: bool
+    is_stop_requested: bool
 
-    def heed_stop(self) -> None:
+    def check_stop(self) -> None:
         """Raises: StopAsked."""
 
     def write(self, event: events.Event) -> object:
@@ -76,13 +76,13 @@ class RankGroup(abc.ABC):
     the supervisor serves their store and waits; `close` comes last, always."""
 
     watch: Watch
-    numbers: range
-    ranks: Sequence[Child]
+    global_ranks: range
+    ranks: Sequence[RankProcess]
     """Those that have been started."""
     store: RankStore | ScriptStore | None = None
     grace_s: float
     """From TERM to KILL."""
-    second_phase: str
+    released_phase: str
     max_restarts: int
     restarts_itself = True
     """Else whoever has started the supervisor begins the next attempt, once it has said that this may
@@ -90,7 +90,7 @@ class RankGroup(abc.ABC):
     blamed_host = ""
     """Where the cause is, if that is another host."""
 
-    def __init__(self, arguments: Arguments, supervisor: SupervisorCalls) -> None:
+    def __init__(self, arguments: SupervisorArguments, supervisor: SupervisorInterface) -> None:
         self._arguments, self._run, self._supervisor = arguments, arguments.run, supervisor
         self.environment = arguments.run.environment()
         self.devices = msgspec.convert(self.environment.get("devices", []), list[events.DeviceInfo])
@@ -115,12 +115,12 @@ class RankGroup(abc.ABC):
     def wait(self) -> None:
         """A moment, between two looks at the ranks."""
 
-    def excuses(self, over: Sequence[Child]) -> bool:
+    def is_excused(self, over: Sequence[RankProcess]) -> bool:
         """Whether nobody is at fault where these have ended, and not all in order. Raises: StopAsked."""
         return False
 
     @abc.abstractmethod
-    def leave(self) -> None:
+    def on_success(self) -> None:
         """All have done their work."""
 
     def close(self) -> None:
@@ -128,12 +128,12 @@ class RankGroup(abc.ABC):
         if self.store is not None:
             self.store.close()
 
-    def in_own_words(self, problem: Problem) -> Problem:
+    def adapt_problem(self, problem: Problem) -> Problem:
         """As it is told of these ranks."""
         return problem
 
     @abc.abstractmethod
-    def cause(self, found: Cause) -> Cause:
+    def adapt_cause(self, found: Cause) -> Cause:
         """Why they have failed, from what the evidence says."""
 
     def may_restart(self, cause: Cause) -> bool:
@@ -141,7 +141,7 @@ class RankGroup(abc.ABC):
         return cause.exit_code == 1
 
     @abc.abstractmethod
-    def next_words(self) -> Phrase:
+    def restart_text(self) -> Phrase:
         """Where the next attempt begins: a sentence that is yet to end."""
 
     def script_status(self) -> int | None:

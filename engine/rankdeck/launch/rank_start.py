@@ -15,17 +15,17 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from rankdeck.base.heartbeat import STACKS
-from rankdeck.observer import title
+from rankdeck.base.heartbeat import STACKS_ENV
+from rankdeck.observer import process_title
 
 
 def run(worker: str) -> NoReturn:
     """Run a module, or a .py file, to its end and leave without the interpreter's own exit, which takes
     seconds while groups are alive and may hang.
     """
-    forgive_full_disks()
-    _register_stacks()
-    _say_who()
+    ignore_full_disk()
+    _enable_stack_dumps()
+    _set_process_title()
     sys.argv = [worker]
     code = 1
     try:
@@ -43,16 +43,16 @@ def run(worker: str) -> NoReturn:
         os._exit(code)
 
 
-def _say_who() -> None:
+def _set_process_title() -> None:
     """To `ps` and its like."""
     environment = os.environ
     run = environment.get("RANKDECK_RUN", "")
     who = f"rank {environment.get('RANK', 0)}/{environment.get('WORLD_SIZE', 1)}"
-    title.name_process(who, run)
-    title.name_arguments(who, run)
+    process_title.set_process_name(who, run)
+    process_title.set_process_title(who, run)
 
 
-class _Log(io.FileIO):
+class _LossyLog(io.FileIO):
     """A log on a disk that may be full: what does not fit is lost, and nothing is raised."""
 
     def write(self, data: Any) -> int:
@@ -62,23 +62,23 @@ class _Log(io.FileIO):
             return len(data)
 
 
-def forgive_full_disks() -> None:
+def ignore_full_disk() -> None:
     """A print, anybody's, never ends a run because there is no room for its log."""
     for name, handle in (("stdout", 1), ("stderr", 2)):
-        raw = io.BufferedWriter(_Log(handle, "w", closefd=False))
+        raw = io.BufferedWriter(_LossyLog(handle, "w", closefd=False))
         text = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
         setattr(sys, name, text)
 
 
-def _register_stacks() -> None:
+def _enable_stack_dumps() -> None:
     faulthandler.enable(file=2, all_threads=False)
-    path = os.environ.get(STACKS)
+    path = os.environ.get(STACKS_ENV)
     if path:
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError:
             return
-        # What Python is told of the signal wakes whoever has more to say (training/joining.py).
+        # What Python is told of the signal wakes whoever has more to say (training/process_group.py).
         signal.signal(signal.SIGUSR1, lambda *_: None)
         faulthandler.register(signal.SIGUSR1, file=handle, all_threads=True, chain=True)
 

@@ -6,34 +6,34 @@ from __future__ import annotations
 import shlex
 from contextlib import suppress
 
-from rankdeck import rundir
+from rankdeck import run_dir
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
-from rankdeck.checkpoint_files import newest_whole
+from rankdeck.checkpoint_files import newest_intact
 from rankdeck.config import RunConfig
 from rankdeck.config.naming import title_of
-from rankdeck.launch.control import wait_ended
-from rankdeck.launch.under_guard import NotResumableError, alive_error
-from rankdeck.rundir import RunDir
+from rankdeck.launch.control import wait_for_end
+from rankdeck.launch.guard_launcher import NotResumableError, alive_error
+from rankdeck.run_dir import RunDir
 
-_LETTING_GO_S = 20.0
+_RELEASE_TIMEOUT_S = 20.0
 """How long a run that has said its last word may take until nothing of it is left."""
 
 
-def check_over(run: RunDir) -> None:
+def check_not_alive(run: RunDir) -> None:
     """Raises: NotResumableError: it is alive."""
-    is_ending = run.end() is not None
-    if run.is_alive() and not (is_ending and wait_ended(run, _LETTING_GO_S)):
+    is_ending = run.exit_record() is not None
+    if run.is_alive() and not (is_ending and wait_for_end(run, _RELEASE_TIMEOUT_S)):
         raise alive_error(run)
 
 
-def check_resumable(run: RunDir, config: RunConfig, *, of_hosts: bool = False) -> None:
+def check_resumable(run: RunDir, config: RunConfig, *, is_multi_host: bool = False) -> None:
     """Raises: NotResumableError: it is not. What several hosts have of its checkpoints, they find out."""
-    check_over(run)
+    check_not_alive(run)
     _check_foreign_entries(run)
-    if of_hosts:
+    if is_multi_host:
         return
-    checkpoint, complaints = newest_whole(run.checkpoints_folder)
+    checkpoint, complaints = newest_intact(run.checkpoints_folder)
     if checkpoint is None:
         message = phrase("{run} has no checkpoint to go on from.", run=run.name)
         for complaint in complaints:
@@ -65,7 +65,7 @@ def check_resumable(run: RunDir, config: RunConfig, *, of_hosts: bool = False) -
 def _check_foreign_entries(run: RunDir) -> None:
     """Raises: NotResumableError where writing into the run would reach files elsewhere."""
     try:
-        found = rundir.foreign_entry(run.path)
+        found = run_dir.find_foreign_entry(run.path)
     except OSError as error:
         raise NotResumableError(
             phrase("{path} cannot be read: {why}.", path=error.filename or run.path, why=error.strerror),
@@ -89,9 +89,9 @@ def _check_foreign_entries(run: RunDir) -> None:
         )
 
 
-def title_of_next(run: RunDir, config: RunConfig, num_devices: int | None) -> str:
+def next_title(run: RunDir, config: RunConfig, num_devices: int | None) -> str:
     """What a run is called that goes on with `config`: where no person named it, after what trains now."""
-    known, before = run.own_title, None
+    known, before = run.attempt_title, None
     with suppress(ConfigError):
         before = run.config()
     if before is None:

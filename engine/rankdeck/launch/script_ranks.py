@@ -24,34 +24,34 @@ from typing import Any
 from rankdeck import events
 from rankdeck.base.errors import MachineError, Problem
 from rankdeck.base.heartbeat import die_with_parent
-from rankdeck.base.phrases import Phrase, counted, marked, phrase
+from rankdeck.base.phrases import Phrase, phrase, plural_phrase, tr_noop
 from rankdeck.config.script import ScriptConfig
-from rankdeck.diagnose.cause import ENDED_EARLY, SENT, SENT_OR_NO_MEMORY, Cause
-from rankdeck.launch.children import Child, drain
-from rankdeck.launch.processes import left_behind, signal_sessions
-from rankdeck.launch.rank_group import Arguments, RankGroup, StopAsked, SupervisorCalls
+from rankdeck.diagnose.cause import KILLED_EARLY_TEXT, SIGKILL_ADVICE, SIGNAL_ADVICE, Cause
+from rankdeck.launch.processes import list_orphans, signal_sessions
+from rankdeck.launch.rank_group import RankGroup, StopSignal, SupervisorArguments, SupervisorInterface
+from rankdeck.launch.rank_process import RankProcess, drain_streams
 from rankdeck.launch.script_watch import NUM_SLOTS, ScriptWatch
 from rankdeck.launch.store import ScriptStore
-from rankdeck.launch.streams import Outlet, RankStreams, Typing
-from rankdeck.launch.torchrun import device_variables, observing, torchrun_variables
+from rankdeck.launch.streams import KeyboardRelay, RankStreams, SharedOutput
+from rankdeck.launch.torchrun import device_variables, observer_variables, torchrun_variables
 
 _GRACE_S = 30.0
 """From TERM to KILL, as torchrun's: a script may save itself meanwhile."""
-_POLL_S = 0.02
-_LEAVING_S = 1.0
+_POLL_INTERVAL_S = 0.02
+_EXIT_TIMEOUT_S = 1.0
 """How long what a rank has started may take to leave after it."""
-_TO_GROUP = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGWINCH}
+_GROUP_SIGNALS = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGWINCH}
 """What a terminal sends to everything in its foreground; `kill` sends the rest to the process alone."""
-_NUM_NAMED = 5
+_MAX_NAMED = 5
 _ADVICE = {
     "out-of-memory": phrase("Lower the batch size or the size of the model, or use more devices."),
     "shared-memory": phrase("Set num_workers=0 in the DataLoader, or give /dev/shm more room."),
     "hang": phrase("Look at what it does there, and whether every rank comes to the same collectives."),
 }
-_OF_SCRIPTS = {
-    ENDED_EARLY: marked("The process was ended by {signal}."),
-    SENT: marked("The script itself, somebody or something outside Rankdeck sent it."),
-    SENT_OR_NO_MEMORY: marked(
+_SCRIPT_TEXTS = {
+    KILLED_EARLY_TEXT: tr_noop("The process was ended by {signal}."),
+    SIGNAL_ADVICE: tr_noop("The script itself, somebody or something outside Rankdeck sent it."),
+    SIGKILL_ADVICE: tr_noop(
         "The script itself, somebody or something outside Rankdeck sent it. If nobody did: the kernel does "
         "it when memory runs out (see dmesg)."
     ),
@@ -63,33 +63,35 @@ class ScriptRanks(RankGroup):
     """Those of one attempt."""
 
     grace_s = _GRACE_S
-    second_phase = marked("running")
+    released_phase = tr_noop("running")
 
-    def __init__(self, config: ScriptConfig, arguments: Arguments, supervisor: SupervisorCalls) -> None:
+    def __init__(
+        self, config: ScriptConfig, arguments: SupervisorArguments, supervisor: SupervisorInterface
+    ) -> None:
         super().__init__(arguments, supervisor)
         self._config = config
         self._attached, self._signals = arguments.attached, arguments.signals
-        self._outlets = Outlet(self._attached.stdout), Outlet(self._attached.stderr)
+        self._outputs = SharedOutput(self._attached.stdout), SharedOutput(self._attached.stderr)
         self._has_lost_output = False
         self._script_watch = ScriptWatch(arguments.run, arguments.attempt, config, supervisor.raise_problem)
         self.watch = self._script_watch
-        self.numbers = range(config.script.ranks)
+        self.global_ranks = range(config.script.ranks)
         self.ranks = self._ranks = list[ScriptRank]()
-        self._caller = dict(os.environ)
-        self._typed: deque[int] = deque()
-        self._passed_on: set[int] = set()
-        self._asked_until_s: float | None = None
-        self._caused_by: int | None = None
+        self._caller_environment = dict(os.environ)
+        self._typed_signals: deque[int] = deque()
+        self._forwarded_signals: set[int] = set()
+        self._stop_deadline_s: float | None = None
+        self._cause_rank: int | None = None
         self.max_restarts = config.script.max_restarts
 
     def facts(self) -> Mapping[str, Any]:
-        return {"world_size": len(self.numbers), "devices": self.devices, "source": events.SCRIPT}
+        return {"world_size": len(self.global_ranks), "devices": self.devices, "source": events.SCRIPT}
 
     def start(self) -> None:
-        script, caller = self._config.script, self._environment_given()
+        script, caller = self._config.script, self._base_environment()
         log = self._run.logs_folder / f"store.{self._arguments.attempt}.err"
         self.store = store = ScriptStore(script, caller, log)
-        watched = observing(
+        watched = observer_variables(
             caller,
             run=self._run.path,
             attempt=self._arguments.attempt,
@@ -97,20 +99,20 @@ class ScriptRanks(RankGroup):
             observe=script.observe,
             port=store.port,
         )
-        for rank in self.numbers:
+        for rank in self.global_ranks:
             variables = {} if script.plain else self._torchrun_variables(rank, store.port, caller)
-            logs = self._logs(rank, "out"), self._logs(rank, "err")
+            logs = self._log_paths(rank, "out"), self._log_paths(rank, "err")
             started = ScriptRank(
                 rank,
                 self._config.command(),
                 folder=script.folder,
                 environment={**caller, **variables, **watched},
-                streams=RankStreams(self._attached.of_rank(rank), self._outlets, logs),
+                streams=RankStreams(self._attached.for_rank(rank), self._outputs, logs),
             )
             self._ranks.append(started)
-        self.watch.begin(self._ranks)
+        self.watch.start(self._ranks)
         if script.ranks > 1:
-            store.host()
+            store.start()
 
     def _torchrun_variables(self, rank: int, port: int, caller: dict[str, str]) -> dict[str, str]:
         script = self._config.script
@@ -125,12 +127,12 @@ class ScriptRanks(RankGroup):
             error_file=str(self.watch.log(rank, "error.json")),
         )
 
-    def _environment_given(self) -> dict[str, str]:
+    def _base_environment(self) -> dict[str, str]:
         """What the command had, with what was given for this run and the devices that were named."""
-        given = {**self._caller, **self._config.script.environment}
+        given = {**self._caller_environment, **self._config.script.environment}
         return given if self._config.devices is None else given | device_variables(self.devices)
 
-    def _logs(self, rank: int, kind: str) -> list[Path]:
+    def _log_paths(self, rank: int, kind: str) -> list[Path]:
         """Where a stream of a rank goes: the run's own log, and a copy as torchrun's --log-dir has it."""
         logs = [self.watch.log(rank, kind)]
         script = self._config.script
@@ -144,64 +146,64 @@ class ScriptRanks(RankGroup):
         if not self.devices:
             return None
         cores = len(os.sched_getaffinity(0))
-        given = self._environment_given().get("OMP_NUM_THREADS", "")
+        given = self._base_environment().get("OMP_NUM_THREADS", "")
         threads = given if given.isdecimal() else str(cores if self._config.script.ranks == 1 else 1)
         return "--threads", threads, "--trees"
 
     def release(self) -> None:
         """Relay what they write, and what is typed for them: threads begin here."""
         for rank in self._ranks:
-            rank.streams.begin()
+            rank.streams.start()
         master = self._ranks[0].streams.keyboard
         if master is not None and self._attached.keyboard is not None:
-            Typing(self._attached.keyboard, master, self._typed.append).start()
+            KeyboardRelay(self._attached.keyboard, master, self._typed_signals.append).start()
 
     def wait(self) -> None:
         """A moment; signals that come meanwhile are passed on."""
         handles = [] if self._signals is None else [self._signals]
-        if select.select(handles, [], [], _POLL_S)[0] and self._signals is not None:
+        if select.select(handles, [], [], _POLL_INTERVAL_S)[0] and self._signals is not None:
             numbers = os.read(self._signals, 4096)
             if not numbers:
                 self._signals = None  # the guard has gone, and this process goes too
             for number in numbers:
-                self._pass_on(number, self._ranks)
-        while self._typed:
+                self._forward_signal(number, self._ranks)
+        while self._typed_signals:
             # The terminal of rank 0 does it there.
-            self._pass_on(self._typed.popleft(), self._ranks[1:])
-        self._tell_lost_output()
+            self._forward_signal(self._typed_signals.popleft(), self._ranks[1:])
+        self._report_lost_output()
 
-    def _pass_on(self, number: int, ranks: Sequence[ScriptRank]) -> None:
-        self._passed_on.add(number)
+    def _forward_signal(self, number: int, ranks: Sequence[ScriptRank]) -> None:
+        self._forwarded_signals.add(number)
         if number in (signal.SIGTSTP, signal.SIGSTOP, signal.SIGCONT):
             self._script_watch.is_paused = number != signal.SIGCONT
         for rank in ranks:
-            rank.pass_on(number)
+            rank.forward_signal(number)
 
-    def excuses(self, over: Sequence[Child]) -> bool:
+    def is_excused(self, over: Sequence[RankProcess]) -> bool:
         """Whether those that failed ended by a signal that was passed on. The others heard the same signal,
         and may be saving themselves.
 
         Raises: StopAsked: all have ended, or had time for it.
         """
-        ends = {end for number in self._passed_on for end in (-number, 128 + number)}
+        ends = {end for number in self._forwarded_signals for end in (-number, 128 + number)}
         if not all(rank.exit_code in ends for rank in over if rank.exit_code):
             return False
-        self._asked_until_s = self._asked_until_s or time.monotonic() + _GRACE_S
-        if len(over) == len(self._ranks) or time.monotonic() > self._asked_until_s:
-            raise StopAsked
+        self._stop_deadline_s = self._stop_deadline_s or time.monotonic() + _GRACE_S
+        if len(over) == len(self._ranks) or time.monotonic() > self._stop_deadline_s:
+            raise StopSignal
         return True
 
-    def leave(self) -> None:
+    def on_success(self) -> None:
         """What they have started and has not ended soon is ended with the run."""
-        until_s = time.monotonic() + _LEAVING_S
-        drain(self.ranks, _LEAVING_S, given_up=lambda: self._supervisor.is_asked_to_stop)
-        while (left := left_behind()) and time.monotonic() < until_s:
-            time.sleep(_POLL_S)
+        until_s = time.monotonic() + _EXIT_TIMEOUT_S
+        drain_streams(self.ranks, _EXIT_TIMEOUT_S, is_cancelled=lambda: self._supervisor.is_stop_requested)
+        while (left := list_orphans()) and time.monotonic() < until_s:
+            time.sleep(_POLL_INTERVAL_S)
         if left:
-            names = ", ".join(left[:_NUM_NAMED]) + (", ..." if len(left) > _NUM_NAMED else "")
-            message = counted(
-                marked("The script left 1 process behind, ended with the run: {names}."),
-                marked("The script left {n} processes behind, ended with the run: {names}."),
+            names = ", ".join(left[:_MAX_NAMED]) + (", ..." if len(left) > _MAX_NAMED else "")
+            message = plural_phrase(
+                tr_noop("The script left 1 process behind, ended with the run: {names}."),
+                tr_noop("The script left {n} processes behind, ended with the run: {names}."),
                 len(left),
                 names=names,
             )
@@ -209,11 +211,13 @@ class ScriptRanks(RankGroup):
             self._supervisor.raise_problem(Problem("left-behind", message, advice=advice, severity="warning"))
 
     def close(self) -> None:
-        self._tell_lost_output()
+        self._report_lost_output()
         super().close()
 
-    def _tell_lost_output(self) -> None:
-        reason = next((outlet.lost for outlet in self._outlets if outlet.lost is not None), None)
+    def _report_lost_output(self) -> None:
+        reason = next(
+            (outlet.lost_reason for outlet in self._outputs if outlet.lost_reason is not None), None
+        )
         if reason is not None and not self._has_lost_output:
             self._has_lost_output = True
             self._supervisor.raise_problem(
@@ -225,38 +229,38 @@ class ScriptRanks(RankGroup):
                 )
             )
 
-    def cause(self, found: Cause) -> Cause:
+    def adapt_cause(self, found: Cause) -> Cause:
         problem = found.problem
         if problem.code in ("communication", "hang"):
-            problem = self._script_watch.who_left() or problem
-        self._caused_by = problem.rank
-        return Cause(in_words_of_scripts(problem, len(self._ranks)), 1)
+            problem = self._script_watch.early_exit_problem() or problem
+        self._cause_rank = problem.rank
+        return Cause(adapt_script_problem(problem, len(self._ranks)), 1)
 
-    def next_words(self) -> Phrase:
+    def restart_text(self) -> Phrase:
         return phrase("The script begins again")
 
     def script_status(self) -> int | None:
         """The first cause's where one failed, else the first that is not 0."""
         codes = [rank.exit_code for rank in self._ranks if rank.exit_code is not None]
-        if self._caused_by is not None and self._ranks[self._caused_by].exit_code is not None:
-            codes.insert(0, self._ranks[self._caused_by].exit_code or 0)
-        return _status(next((code for code in codes if code), 0)) if codes else None
+        if self._cause_rank is not None and self._ranks[self._cause_rank].exit_code is not None:
+            codes.insert(0, self._ranks[self._cause_rank].exit_code or 0)
+        return _shell_status(next((code for code in codes if code), 0)) if codes else None
 
 
-def in_words_of_scripts(problem: Problem, num_ranks: int) -> Problem:
+def adapt_script_problem(problem: Problem, num_ranks: int) -> Problem:
     """A cause without the words of configurations, and without the number of an only rank."""
-    otherwise = {name: said for name in ("message", "advice") if (said := _of_scripts(problem, name))}
+    otherwise = {name: said for name in ("message", "advice") if (said := _script_message(problem, name))}
     if problem.code in _ADVICE:
         otherwise["advice"] = _ADVICE[problem.code]
-    return problem.but(**otherwise, rank=problem.rank if num_ranks > 1 else None)
+    return problem.replace_fields(**otherwise, rank=problem.rank if num_ranks > 1 else None)
 
 
-def _of_scripts(problem: Problem, name: str) -> Phrase | None:
-    template = _OF_SCRIPTS.get(problem.templates.get(name, ""))
+def _script_message(problem: Problem, name: str) -> Phrase | None:
+    template = _SCRIPT_TEXTS.get(problem.templates.get(name, ""))
     return None if template is None else phrase(template, **problem.arguments[name])
 
 
-class ScriptRank(Child):
+class ScriptRank(RankProcess):
     """One rank of a script.
 
     Raises: MachineError: it cannot be started.
@@ -310,7 +314,7 @@ class ScriptRank(Child):
             self.exit_code = self._process.poll()
         return self.exit_code
 
-    def pass_on(self, number: int) -> None:
+    def forward_signal(self, number: int) -> None:
         """A signal that somebody sent to the command."""
         if self.poll() is not None:
             return
@@ -321,18 +325,18 @@ class ScriptRank(Child):
             signal_sessions({self.pid}, signal.SIGCONT)
         elif number == signal.SIGWINCH:
             self.streams.resize()
-        elif number in _TO_GROUP:
+        elif number in _GROUP_SIGNALS:
             self._send_to_foreground(number)
         else:
-            self.send(number)
+            self.send_signal(number)
 
     def _send_to_foreground(self, number: int) -> None:
         try:
-            os.killpg(self.streams.foreground() or self.pid, number)
+            os.killpg(self.streams.foreground_group() or self.pid, number)
         except OSError:
-            self.send(number)
+            self.send_signal(number)
 
 
-def _status(exit_code: int) -> int:
+def _shell_status(exit_code: int) -> int:
     """What a shell would tell: 128 + n for signal n."""
     return 128 - exit_code if exit_code < 0 else exit_code

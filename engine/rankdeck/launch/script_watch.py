@@ -22,23 +22,23 @@ from rankdeck.base.phrases import phrase
 from rankdeck.config.schema import LaunchConfig
 from rankdeck.config.script import ScriptConfig
 from rankdeck.diagnose.cause import RankEvidence
-from rankdeck.diagnose.exceptions import advice_of, is_communication, name, read_last_lines
-from rankdeck.diagnose.hang import COMPUTING, Standing, place
-from rankdeck.diagnose.script_hang import standing_still
-from rankdeck.diagnose.tracebacks import ended_by_then, failure_of, raised_in_thread
-from rankdeck.launch.children import Child
-from rankdeck.launch.processes import is_running, is_suspended, signal_handled
-from rankdeck.launch.stacks import Answer, ask
+from rankdeck.diagnose.exceptions import advice_for, is_communication_error, match_rule, read_last_lines
+from rankdeck.diagnose.hang import COMPUTING_CORES, HangState, beat_location
+from rankdeck.diagnose.script_hang import script_hang_warning
+from rankdeck.diagnose.tracebacks import read_failure, thread_exception_text, was_exiting
+from rankdeck.launch.processes import is_running, is_suspended, signal_if_handled
+from rankdeck.launch.rank_process import RankProcess
+from rankdeck.launch.stacks import StackReport, request_stacks
 from rankdeck.launch.watch import Watch
-from rankdeck.run.problems import name_of
-from rankdeck.rundir import RunDir
+from rankdeck.run.problems import script_name
+from rankdeck.run_dir import RunDir
 
 NUM_SLOTS = 64
 """A script may start ranks of its own."""
-_IDLE_S = 5.0
-_BUSY_PATIENCE_S = 120.0
+_IDLE_AFTER_S = 5.0
+_BUSY_TIMEOUT_S = 120.0
 """An only rank that computes may be at something else than steps for as long as this."""
-_LOOK_AGAIN_BYTES = 1 << 16
+_RECHECK_BYTES = 1 << 16
 
 
 class ScriptWatch(Watch):
@@ -53,7 +53,7 @@ class ScriptWatch(Watch):
         self._started: dict[int, tuple[int, events.RankStarted]] = {}
 
     def beats(self) -> dict[int, Beat]:
-        return {rank: beat._replace(is_after=True) for rank, beat in super().beats().items()}
+        return {rank: beat._replace(is_step_complete=True) for rank, beat in super().beats().items()}
 
     def errors_log(self, rank: int) -> Path:
         """With stdout, where the two were one for the command too."""
@@ -65,48 +65,48 @@ class ScriptWatch(Watch):
         if self.is_paused:
             self._excused_s = time.monotonic()
             return {}
-        beats = {rank: beat for rank, beat in self.beats().items() if self._lives(rank)}
-        silent = {rank: beat._replace(is_after=True) for rank, beat in self.silent().items()}
+        beats = {rank: beat for rank, beat in self.beats().items() if self._is_alive(rank)}
+        silent = {rank: beat._replace(is_step_complete=True) for rank, beat in self.silent_ranks().items()}
         # Alone it may do whatever it likes before it trains, but for being suspended.
         return beats | silent if beats or any(is_suspended(self._pid(rank)) for rank in silent) else {}
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
         """As of a run that only waits. An only rank that computes may well be writing a checkpoint."""
         is_alone = len(beats) == len(self.ranks) == 1
-        if is_alone and still_s < _BUSY_PATIENCE_S and not self._is_idle(beats, now_s):
+        if is_alone and still_s < _BUSY_TIMEOUT_S and not self._is_idle(beats, now_s):
             return False
         return super().judge(beats, now_s, still_s, until_ended_s)
 
     def _is_idle(self, beats: Mapping[int, Beat], now_s: float) -> bool:
         """Whether it has hardly computed for a while."""
         began_s, before = self._cpu or (now_s, {})
-        if now_s - began_s < _IDLE_S:
+        if now_s - began_s < _IDLE_AFTER_S:
             return False
-        used_s = sum(self._cpu_of(beats).values()) - sum(before.values())
-        if used_s > COMPUTING * (now_s - began_s):
+        used_s = sum(self._cpu_times(beats).values()) - sum(before.values())
+        if used_s > COMPUTING_CORES * (now_s - began_s):
             self._cpu = None
             return False
         return True
 
-    def told(self, standing: Standing, now_s: float, left_s: float) -> Problem:
+    def hang_warning(self, standing: HangState, now_s: float, left_s: float) -> Problem:
         """The warning; with ranks that have left."""
         every = self.beats()
         left = {rank.rank: every.get(rank.rank) for rank in self.ranks if rank.exit_code == 0}
-        return standing_still(replace(standing, left=left), now_s, self._run.name)
+        return script_hang_warning(replace(standing, exited=left), now_s, self._run.name)
 
     def _pid(self, rank: int) -> int:
         """The process that says it is this rank, else the one that we started as it."""
-        started = self._observed(rank)
+        started = self._rank_started(rank)
         if started is not None:
             return started.pid
         return self.ranks[rank].pid if rank < len(self.ranks) else 0
 
-    def _lives(self, rank: int) -> bool:
+    def _is_alive(self, rank: int) -> bool:
         pid = self._pid(rank)
         ours = next((child for child in self.ranks if child.pid == pid), None)
         return is_running(pid) if ours is None else ours.exit_code is None
 
-    def _observed(self, rank: int) -> events.RankStarted | None:
+    def _rank_started(self, rank: int) -> events.RankStarted | None:
         """What an observed process said when it became this rank; the newest, where one followed another."""
         path = self._events(rank)
         try:
@@ -114,7 +114,7 @@ class ScriptWatch(Watch):
         except OSError:
             return None
         known = self._started.get(rank)
-        if known is None or size > known[0] + _LOOK_AGAIN_BYTES:
+        if known is None or size > known[0] + _RECHECK_BYTES:
             newest = next((e for e in self._tail_of(path) if isinstance(e, events.RankStarted)), None)
             found = newest or (known[1] if known is not None else None)
             if found is None:
@@ -122,16 +122,16 @@ class ScriptWatch(Watch):
             known = self._started[rank] = size, found
         return known[1]
 
-    def _ask(self, ranks: Sequence[int]) -> dict[int, Answer]:
+    def _request_stacks(self, ranks: Sequence[int]) -> dict[int, StackReport]:
         """Where these stand now: by the signal that each named, while it still means that."""
         asked = {}
         for rank in ranks:
-            started = self._observed(rank)
+            started = self._rank_started(rank)
             if started is not None and started.stack_signal is not None:
-                asked[rank] = partial(signal_handled, started.pid, started.stack_signal)
-        return ask(self._run, self._attempt, asked, with_calls=len(asked) > 1)
+                asked[rank] = partial(signal_if_handled, started.pid, started.stack_signal)
+        return request_stacks(self._run, self._attempt, asked, with_calls=len(asked) > 1)
 
-    def has_finished(self, rank: Child) -> bool:
+    def has_finished(self, rank: RankProcess) -> bool:
         """A person's own script says so by its exit status alone."""
         return rank.exit_code == 0
 
@@ -151,16 +151,16 @@ class ScriptWatch(Watch):
         log = self.errors_log(rank)
         if code in (None, 1) or (code or 0) < 0:
             folder, has_ended = self._config.script.folder, code is not None
-            raised = failure_of(rank, log, folder=folder, of_several=several, has_ended=has_ended)
+            raised = read_failure(rank, log, folder=folder, has_several_ranks=several, has_ended=has_ended)
             if raised is not None and (
-                (code or 0) >= 0 or raised.is_communication or ended_by_then(raised.problem)
+                (code or 0) >= 0 or raised.is_communication or was_exiting(raised.problem)
             ):
-                return self._with_interpreter(raised)
+                return self._add_interpreter_advice(raised)
         if code is None or code <= 0:
             return None
-        return self._exited(rank, code, log, of_several=several)
+        return self._exit_failure(rank, code, log, is_multi_rank=several)
 
-    def _with_interpreter(self, raised: events.RankFailed) -> events.RankFailed:
+    def _add_interpreter_advice(self, raised: events.RankFailed) -> events.RankFailed:
         """A package that is missing may well be there in another environment."""
         if raised.problem.code != "no-module":
             return raised
@@ -174,28 +174,29 @@ class ScriptWatch(Watch):
                 python=script.python,
                 source=script.python_source,
             )
-        return msgspec.structs.replace(raised, problem=raised.problem.but(advice=advice))
+        return msgspec.structs.replace(raised, problem=raised.problem.replace_fields(advice=advice))
 
-    def _exited(self, rank: int, code: int, log: Path, *, of_several: bool) -> events.RankFailed:
+    def _exit_failure(self, rank: int, code: int, log: Path, *, is_multi_rank: bool) -> events.RankFailed:
         lines = read_last_lines(log)
-        message = phrase("{script} exited with {code}.", script=name_of(self._config), code=code)
-        if of_several:
+        message = phrase("{script} exited with {code}.", script=script_name(self._config), code=code)
+        if is_multi_rank:
             message = phrase(
                 "{script} exited with {code} (rank {rank}).",
-                script=name_of(self._config),
+                script=script_name(self._config),
                 code=code,
                 rank=rank,
             )
-        if in_thread := raised_in_thread(log, self._config.script.folder):
+        if in_thread := thread_exception_text(log, self._config.script.folder):
             message = phrase("{exited} Before that it raised {error}", exited=message, error=in_thread)
         elif lines and code in (1, 2):
             message = phrase("{exited} Its last line: {line}", exited=message, line=lines[-1])
-        named = name("", lines[-1]) if lines else None
+        named = match_rule("", lines[-1]) if lines else None
         problem = Problem(
             "rank-exited" if named is None else named.code,
             message,
-            advice=advice_of(named, of_script=True) or phrase("All that it wrote is in the logs of the run."),
-            rank=rank if of_several else None,
+            advice=advice_for(named, for_script=True)
+            or phrase("All that it wrote is in the logs of the run."),
+            rank=rank if is_multi_rank else None,
             last_lines=lines,
         )
         try:
@@ -203,13 +204,13 @@ class ScriptWatch(Watch):
         except OSError:
             at = time.time()
         return events.RankFailed(
-            rank=rank, problem=problem, is_communication=is_communication("\n".join(lines)), t=at
+            rank=rank, problem=problem, is_communication=is_communication_error("\n".join(lines)), t=at
         )
 
-    def who_left(self) -> Problem | None:
+    def early_exit_problem(self) -> Problem | None:
         """The rank that left first with status 0 while others were at work: what they say of it is that a
         connection is gone."""
-        left = [rank.rank for rank in self.ranks if rank.exit_code == 0 and rank.ended_at is None]
+        left = [rank.rank for rank in self.ranks if rank.exit_code == 0 and rank.terminated_at is None]
         if not left:
             return None
         beats = self.beats()
@@ -219,7 +220,7 @@ class ScriptWatch(Watch):
             message = phrase(
                 "rank {rank} exited with status 0 {place}, while others still waited for it.",
                 rank=first,
-                place=place(beats[first]),
+                place=beat_location(beats[first]),
             )
         return Problem(
             "rank-left",

@@ -19,65 +19,72 @@ from pathlib import Path
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.phrases import Phrase
-from rankdeck.diagnose.stacks import CollectiveCall, Frame, calls_of, current, parse_stack, work_of
+from rankdeck.diagnose.stacks import (
+    CollectiveCall,
+    Frame,
+    current_call,
+    parse_calls,
+    parse_microbatch,
+    parse_stack,
+)
 from rankdeck.launch.processes import (
-    environment_of,
     is_running,
     is_suspended,
     is_traced,
-    signal_handled,
+    read_environment,
+    signal_if_handled,
 )
-from rankdeck.rundir import RunDir, events_from_end
+from rankdeck.run_dir import RunDir, events_from_end
 
-_ANSWERED_S = 0.5
+_ANSWER_TIMEOUT_S = 0.5
 """A script tells its collectives within a quarter of a second."""
-_POLL_S = 0.02
+_POLL_INTERVAL_S = 0.02
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a rank wrote: `text` is faulthandler's own report of all threads, `work` what it has begun last of
-    a microbatch."""
+class StackReport:
+    """What a rank wrote: `text` is faulthandler's own report of all threads, `microbatch` what it has begun
+    last of a microbatch."""
 
     text: str = ""
     frames: list[Frame] = field(default_factory=list)
     calls: list[CollectiveCall] = field(default_factory=list)
-    work: Phrase | None = None
+    microbatch: Phrase | None = None
 
     @property
     def call(self) -> CollectiveCall | None:
         """The collective that it is in."""
-        return current(self.calls)
+        return current_call(self.calls)
 
 
 @dataclass(frozen=True)
 class RankStack:
-    """Where one rank stands. `answer` is empty for one that has not answered; `why` says why it was not
-    asked: "suspended", "debugger", "ended" or "unheard" (it listens to no signal)."""
+    """Where one rank stands. `report` is empty for one that has not answered; `skip_reason` says why it was
+    not asked: "suspended", "debugger", "ended" or "unheard" (it listens to no signal)."""
 
     rank: int
     pid: int
-    answer: Answer = Answer()
-    why: str | None = None
+    report: StackReport = StackReport()
+    skip_reason: str | None = None
 
 
-def stacks_of(run: RunDir) -> list[RankStack]:
+def read_stacks(run: RunDir) -> list[RankStack]:
     """Of every rank that has begun in the run's latest attempt."""
     attempt = run.next_attempt() - 1
     found, asked = {}, dict[int, Callable[[], object]]()
-    for started in _started(run, attempt):
+    for started in _started_ranks(run, attempt):
         number = started.stack_signal
         if run.script() is None:
             number = signal.SIGUSR1
-        why = _why_not(run, started.pid, number)
-        found[started.rank] = RankStack(started.rank, started.pid, why=why)
+        why = _skip_reason(run, started.pid, number)
+        found[started.rank] = RankStack(started.rank, started.pid, skip_reason=why)
         if number is not None and why is None:
-            asked[started.rank] = partial(signal_handled, started.pid, number)
-    answers = ask(run, attempt, asked, with_calls=len(found) > 1)
-    return [replace(stack, answer=answers.get(rank, stack.answer)) for rank, stack in sorted(found.items())]
+            asked[started.rank] = partial(signal_if_handled, started.pid, number)
+    answers = request_stacks(run, attempt, asked, with_calls=len(found) > 1)
+    return [replace(stack, report=answers.get(rank, stack.report)) for rank, stack in sorted(found.items())]
 
 
-def _started(run: RunDir, attempt: int) -> Iterator[events.RankStarted]:
+def _started_ranks(run: RunDir, attempt: int) -> Iterator[events.RankStarted]:
     """What each rank said when it began; the newest, where one process followed another."""
     for path in run.events_folder.glob(f"rank-*.{attempt}.jsonl"):
         started = (event for event in events_from_end(path) if isinstance(event, events.RankStarted))
@@ -85,9 +92,9 @@ def _started(run: RunDir, attempt: int) -> Iterator[events.RankStarted]:
             yield newest
 
 
-def _why_not(run: RunDir, pid: int, number: int | None) -> str | None:
+def _skip_reason(run: RunDir, pid: int, number: int | None) -> str | None:
     """Why a rank is not asked; None where it can be."""
-    if not is_running(pid) or environment_of(pid).get("RANKDECK_RUN") != str(run.path):
+    if not is_running(pid) or read_environment(pid).get("RANKDECK_RUN") != str(run.path):
         return "ended"
     if is_traced(pid):
         return "debugger"
@@ -96,44 +103,44 @@ def _why_not(run: RunDir, pid: int, number: int | None) -> str | None:
     return None if number is not None else "unheard"
 
 
-def log_of(run: RunDir, attempt: int, rank: int, kind: str) -> Path:
+def rank_log(run: RunDir, attempt: int, rank: int, kind: str) -> Path:
     """`kind`: out | err | stacks | calls."""
     return run.logs_folder / f"rank-{rank}.{attempt}.{kind}"
 
 
-def ask(
+def request_stacks(
     run: RunDir, attempt: int, asked: Mapping[int, Callable[[], object]], *, with_calls: bool
-) -> dict[int, Answer]:
+) -> dict[int, StackReport]:
     """The answers of those that gave one. `with_calls`: they are ranks that also tell their collectives."""
     kinds = ("stacks", "calls") if with_calls else ("stacks",)
-    logs = {(rank, kind): log_of(run, attempt, rank, kind) for rank in asked for kind in kinds}
-    seen = before = {place: time_and_size(log) for place, log in logs.items()}
+    logs = {(rank, kind): rank_log(run, attempt, rank, kind) for rank in asked for kind in kinds}
+    seen = before = {place: mtime_and_size(log) for place, log in logs.items()}
     for send in asked.values():
         send()
-    deadline = time.monotonic() + _ANSWERED_S
+    deadline = time.monotonic() + _ANSWER_TIMEOUT_S
     # A report is written in pieces: it is whole when it has grown and grows no more.
     while time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        earlier, seen = seen, {place: time_and_size(log) for place, log in logs.items()}
+        time.sleep(_POLL_INTERVAL_S)
+        earlier, seen = seen, {place: mtime_and_size(log) for place, log in logs.items()}
         if seen == earlier and all(seen[place] != before[place] for place in logs):
             break
     found = {}
     for rank in asked:
-        text = _since(logs[rank, "stacks"], before[rank, "stacks"][1])
+        text = _read_from(logs[rank, "stacks"], before[rank, "stacks"][1])
         told = with_calls and seen[rank, "calls"] != before[rank, "calls"]
-        record = _since(logs[rank, "calls"], 0) if told else ""
-        calls = calls_of(record)
+        record = _read_from(logs[rank, "calls"], 0) if told else ""
+        calls = parse_calls(record)
         if text or calls:
-            found[rank] = Answer(text, parse_stack(text), calls, work_of(record))
+            found[rank] = StackReport(text, parse_stack(text), calls, parse_microbatch(record))
     return found
 
 
-def calls_written(log: Path) -> list[CollectiveCall]:
+def read_calls(log: Path) -> list[CollectiveCall]:
     """What a rank wrote there last."""
-    return calls_of(_since(log, 0))
+    return parse_calls(_read_from(log, 0))
 
 
-def time_and_size(path: Path) -> tuple[int, int]:
+def mtime_and_size(path: Path) -> tuple[int, int]:
     """(when it was written, how many bytes it has); zeros for what is not there."""
     try:
         told = path.stat()
@@ -142,8 +149,8 @@ def time_and_size(path: Path) -> tuple[int, int]:
     return told.st_mtime_ns, told.st_size
 
 
-def _since(path: Path, num_bytes: int) -> str:
+def _read_from(path: Path, num_bytes: int) -> str:
     try:
-        return files.read_at(path, num_bytes, files.LARGEST_BYTES).decode(errors="replace")
+        return files.read_at(path, num_bytes, files.MAX_FILE_BYTES).decode(errors="replace")
     except OSError:
         return ""

@@ -1,8 +1,8 @@
 """The command's side of a launch: everything that can be refused is refused here, before anything starts.
 
 Devices are chosen, the run's directory is made under a hidden name, and a guard locks it and gives it its
-final name; then `start` returns. `resume` does the same for the next attempt of a run that is over, and
-`start_script` for a person's own script. Nothing here imports torch. Read under_guard.py next.
+final name; then `start_run` returns. `resume_run` does the same for the next attempt of a run that is over,
+and `start_script` for a person's own script. Nothing here imports torch. Read guard_launcher.py next.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from pathlib import Path
 import msgspec
 
 import rankdeck
-from rankdeck import rundir
+from rankdeck import run_dir
 from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.files import read_toml_or_empty
 from rankdeck.base.masking import mask_table
-from rankdeck.base.names import checked_name
+from rankdeck.base.names import validate_name
 from rankdeck.base.parsing import JsonObject
-from rankdeck.base.phrases import counted, marked, phrase
+from rankdeck.base.phrases import phrase, plural_phrase, tr_noop
 from rankdeck.config import RunConfig, on_devices
 from rankdeck.config.consent import check_paths
-from rankdeck.config.naming import tell_apart, title_of
+from rankdeck.config.naming import title_of, unique_title
 from rankdeck.config.script import ScriptConfig
-from rankdeck.launch import choose
+from rankdeck.launch import device_selection
+from rankdeck.launch.guard_launcher import NotResumableError, start_guard
 from rankdeck.launch.machine import check_machine
-from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.resumable import check_over, check_resumable, title_of_next
-from rankdeck.launch.several import Several
-from rankdeck.launch.streams import Attached
-from rankdeck.launch.under_guard import NotResumableError, start_guard
-from rankdeck.rundir import FIRST_STEPS, RunDir
+from rankdeck.launch.multi_host_role import MultiHostRole
+from rankdeck.launch.processes import kill_leftovers
+from rankdeck.launch.resumable import check_not_alive, check_resumable, next_title
+from rankdeck.launch.streams import AttachedStreams
+from rankdeck.run_dir import FIRST_STEPS_KEY, RunDir
 
-_MOST_ALIKE = 1000
+_MAX_SAME_TITLES = 1000
 """A new run is told apart from so many that are called the same, the newest."""
-_VERSIONED = ("torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
+_RECORDED_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
 
 
-def start(
+def start_run(
     config: RunConfig,
     *,
     runs: Path,
@@ -54,38 +54,38 @@ def start(
     command_line: Sequence[str],
     started: float,
     worker: str | None = None,
-    several: Several | None = None,
+    multi_host_role: MultiHostRole | None = None,
     first_steps: int | None = None,
 ) -> RunDir:
     """A run under guard, with its final name and its lock held.
 
     Not detached, the run stops when this process ends, which keeps one end of a pipe open. `started` is when
     the person's command began (Unix seconds). `worker` is the module or .py file that ranks run,
-    rankdeck.training.worker where it is None. With `several` it is this host's part of a run. With
+    rankdeck.training.worker where it is None. With `multi_host_role` it is this host's part of a run. With
     `first_steps` it takes so many steps and is entered in no list; with 0 it is only verified.
 
     Raises:
         ConfigError, DataError, ModelError, DeviceError: what was asked for cannot be run, or called so.
         MachineError: no driver, or no process could be started.
     """
-    checked_name(config.name)
-    config, choice = _check(config, several)
-    title = title_of(config, len(choice.devices) if several is None else None)
-    said = command_line if several is None else several.harmless(command_line)
-    environment = environment_of(config, choice, said, started)
-    name = None if several is None else several.folder_name(runs)
-    own = {} if first_steps is None else {FIRST_STEPS: first_steps}
-    environment |= {"title": _title(title, config, runs), **own}
-    hidden = rundir.create(runs, config, environment, name)
-    handed_over = several.handed_over(config, choice.devices) if several else nullcontext()
-    with rundir.removed_unless_begun(hidden.path), handed_over as hosts:
+    validate_name(config.name)
+    config, choice = _check_run(config, multi_host_role)
+    title = title_of(config, len(choice.devices) if multi_host_role is None else None)
+    said = command_line if multi_host_role is None else multi_host_role.mask_secret(command_line)
+    environment = run_environment(config, choice, said, started)
+    name = None if multi_host_role is None else multi_host_role.folder_name(runs)
+    own = {} if first_steps is None else {FIRST_STEPS_KEY: first_steps}
+    environment |= {"title": _unique_title(title, config, runs), **own}
+    hidden = run_dir.create_run_dir(runs, config, environment, name)
+    handed_over = multi_host_role.hand_over(config, choice.devices) if multi_host_role else nullcontext()
+    with run_dir.remove_unless_started(hidden.path), handed_over as hosts:
         run = start_guard(hidden, choice.leases, detach=detach, worker=worker, hosts=hosts)
     if first_steps is None:
-        rundir.enter_in_index(run)
+        run_dir.add_to_index(run)
     return run
 
 
-def resume(
+def resume_run(
     run: RunDir,
     config: RunConfig,
     *,
@@ -93,30 +93,30 @@ def resume(
     command_line: Sequence[str],
     started: float,
     worker: str | None = None,
-    several: Several | None = None,
+    multi_host_role: MultiHostRole | None = None,
 ) -> RunDir:
-    """The next attempt of a run, from its newest whole checkpoint; otherwise as `start`.
+    """The next attempt of a run, from its newest whole checkpoint; otherwise as `start_run`.
 
     Raises:
         NotResumableError: it is alive, has no whole checkpoint, or has nothing left to do.
-        ConfigError, DataError, ModelError, DeviceError, MachineError: as `start`.
+        ConfigError, DataError, ModelError, DeviceError, MachineError: as `start_run`.
     """
-    check_resumable(run, config, of_hosts=several is not None)
-    config, choice = _check(config, several)
-    said = command_line if several is None else several.harmless(command_line)
-    environment = environment_of(config, choice, said, started)
-    environment["title"] = title_of_next(run, config, len(choice.devices) if several is None else None)
-    least = 0 if several is None else several.attempt
-    attempt, files = rundir.add_attempt(run, config, environment, least)
+    check_resumable(run, config, is_multi_host=multi_host_role is not None)
+    config, choice = _check_run(config, multi_host_role)
+    said = command_line if multi_host_role is None else multi_host_role.mask_secret(command_line)
+    environment = run_environment(config, choice, said, started)
+    environment["title"] = next_title(run, config, len(choice.devices) if multi_host_role is None else None)
+    least = 0 if multi_host_role is None else multi_host_role.attempt
+    attempt, files = run_dir.add_attempt(run, config, environment, least)
     try:
-        with several.handed_over(config, choice.devices) if several else nullcontext() as hosts:
+        with multi_host_role.hand_over(config, choice.devices) if multi_host_role else nullcontext() as hosts:
             start_guard(run, choice.leases, detach=detach, attempt=attempt, worker=worker, hosts=hosts)
     except BaseException:
         for file in files:
             file.unlink(missing_ok=True)
         raise
     # Whoever watches the index looks again at this run.
-    rundir.enter_in_index(run)
+    run_dir.add_to_index(run)
     return run
 
 
@@ -127,9 +127,9 @@ def start_script(
     detach: bool,
     command_line: Sequence[str],
     started: float,
-    attached: Attached | None = None,
+    attached: AttachedStreams | None = None,
 ) -> RunDir:
-    """A run of a person's own script under guard; otherwise as `start`.
+    """A run of a person's own script under guard; otherwise as `start_run`.
 
     `attached` are the streams that the script has in common with this command; without them its output goes
     to the logs alone, and it reads nothing.
@@ -140,24 +140,26 @@ def start_script(
         MachineError: no such interpreter, no driver, or no process could be started.
     """
     check_script(config)
-    choice = choose.devices_of_script(config)
-    end_leftovers()
-    check_machine(config.script.ranks, meets=not config.script.plain)
-    environment = _surroundings(config.script.folder, choice, command_line, started)
-    hidden = rundir.create(runs, config, environment | {"title": _title(config.name, config, runs)})
-    with rundir.removed_unless_begun(hidden.path):
+    choice = device_selection.choose_script_devices(config)
+    kill_leftovers()
+    check_machine(config.script.ranks, needs_loopback=not config.script.plain)
+    environment = _environment_facts(config.script.folder, choice, command_line, started)
+    hidden = run_dir.create_run_dir(
+        runs, config, environment | {"title": _unique_title(config.name, config, runs)}
+    )
+    with run_dir.remove_unless_started(hidden.path):
         run = start_guard(hidden, choice.leases, detach=detach, attached=attached)
-    rundir.enter_in_index(run)
+    run_dir.add_to_index(run)
     return run
 
 
-def run_again(
+def rerun(
     run: RunDir,
     *,
     detach: bool,
     command_line: Sequence[str],
     started: float,
-    attached: Attached | None = None,
+    attached: AttachedStreams | None = None,
 ) -> RunDir:
     """A new run of the same script, beside the run that there is.
 
@@ -171,7 +173,7 @@ def run_again(
             code="no-script",
             advice=phrase("Go on with it: rankdeck resume {run}", run=run.name),
         )
-    check_over(run)
+    check_not_alive(run)
     return start_script(
         config,
         runs=run.path.parent,
@@ -241,40 +243,42 @@ def _check_log_folder(folder: Path) -> None:
         ) from None
 
 
-def _title(name: str, config: RunConfig | ScriptConfig, runs: Path) -> str:
+def _unique_title(name: str, config: RunConfig | ScriptConfig, runs: Path) -> str:
     """What a new run is called: the name, told apart from the folder's runs that are called so."""
-    beginning = rundir.slug(name)
-    alike = [run for run in rundir.list_folder(runs) if run.title_slug.startswith(beginning)]
-    beside = {run.title: partial(_masked, run.config_file) for run in alike[:_MOST_ALIKE]}
-    return tell_apart(name, mask_table(config.to_dict()), beside)
+    beginning = run_dir.slug(name)
+    alike = [run for run in run_dir.list_folder(runs) if run.title_slug.startswith(beginning)]
+    beside = {run.title: partial(_mask_secrets, run.config_file) for run in alike[:_MAX_SAME_TITLES]}
+    return unique_title(name, mask_table(config.to_dict()), beside)
 
 
-def _masked(file: Path) -> dict[str, object]:
+def _mask_secrets(file: Path) -> dict[str, object]:
     return mask_table(read_toml_or_empty(file))
 
 
-def _check(config: RunConfig, several: Several | None = None) -> tuple[RunConfig, choose.ChosenDevices]:
+def _check_run(
+    config: RunConfig, several: MultiHostRole | None = None
+) -> tuple[RunConfig, device_selection.ChosenDevices]:
     """A run that can begin, and its devices here. Leftovers of others are ended on the way."""
     check_paths(config)
     if several is None:
-        check_here(config)
-    choice = choose.choose_devices(config if several is None else several.of_this_host(config))
-    num_ranks = 1 if config.strategy_card.one_process else len(choice.devices)
-    check_machine(num_ranks, meets=several is None)
+        check_single_host(config)
+    choice = device_selection.choose_devices(config if several is None else several.for_this_host(config))
+    num_ranks = 1 if config.strategy_spec.one_process else len(choice.devices)
+    check_machine(num_ranks, needs_loopback=several is None)
     kind = "cpu" if choice.devices[0].kind == "virtual" else "gpu"
     own = len(choice.devices)
-    config = on_devices(config, kind, *([own] if several is None else several.counts(config, own)))
-    end_leftovers()
+    config = on_devices(config, kind, *([own] if several is None else several.device_counts(config, own)))
+    kill_leftovers()
     return config, choice
 
 
-def check_here(config: RunConfig) -> None:
+def check_single_host(config: RunConfig) -> None:
     """Raises: ConfigError, it is for several hosts, and this is to be one alone."""
     if config.hosts.use:
         raise ConfigError(
-            counted(
-                marked("hosts.use names a host, and this would run on this one alone."),
-                marked("hosts.use names {n} hosts, and this would run on this one alone."),
+            plural_phrase(
+                tr_noop("hosts.use names a host, and this would run on this one alone."),
+                tr_noop("hosts.use names {n} hosts, and this would run on this one alone."),
                 len(config.hosts.use),
             ),
             path="hosts.use",
@@ -284,18 +288,20 @@ def check_here(config: RunConfig) -> None:
         )
 
 
-def environment_of(
-    config: RunConfig, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
+def run_environment(
+    config: RunConfig, choice: device_selection.ChosenDevices, command_line: Sequence[str], started: float
 ) -> JsonObject:
     """environment.json of a configuration, which trains in this environment."""
-    told = _surroundings(config.folder, choice, command_line, started, reads_files=bool(config.own_code()))
-    told["versions"] |= {name: _version(name) for name in _VERSIONED}
+    told = _environment_facts(
+        config.folder, choice, command_line, started, reads_files=bool(config.user_code())
+    )
+    told["versions"] |= {name: _package_version(name) for name in _RECORDED_PACKAGES}
     return {**told, "python": platform.python_version()}
 
 
-def _surroundings(
+def _environment_facts(
     folder: str | None,
-    choice: choose.ChosenDevices,
+    choice: device_selection.ChosenDevices,
     command_line: Sequence[str],
     started: float,
     *,
@@ -306,7 +312,7 @@ def _surroundings(
     return {
         "versions": {"rankdeck": rankdeck.__version__},
         "devices": msgspec.to_builtins(choice.devices),
-        "commit": _commit(folder, reads_files=reads_files),
+        "commit": _git_commit(folder, reads_files=reads_files),
         "command_line": list(command_line),
         "started": started,
         "host": platform.node(),
@@ -314,14 +320,14 @@ def _surroundings(
     }
 
 
-def _version(name: str) -> str | None:
+def _package_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _commit(folder: str | None, *, reads_files: bool) -> str | None:
+def _git_commit(folder: str | None, *, reads_files: bool) -> str | None:
     """The commit of the configuration's folder, with "+" where files have changed since; None outside git.
 
     To compare files git executes what the repository's own settings name (core.fsmonitor, filters): that is

@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _STORE_TIMEOUT = timedelta(seconds=60)
-_LAST_TIMEOUT = timedelta(seconds=5)
+_GOODBYE_TIMEOUT = timedelta(seconds=5)
 """Of the host's last words to the head: it heeds no signal while it connects."""
-_OTHERS_END_S = 30.0
-_POLL_S = 0.05
-_NUM_DONE = "rankdeck/hosts-done"
+_CLOSE_TIMEOUT_S = 30.0
+_POLL_INTERVAL_S = 0.05
+_DONE_KEY = "rankdeck/hosts-done"
 
 # Standard library and that torch, of 2.4 or later. The folder of `-c` is none of its business, and the
 # descriptor is the store's from then on. Before torch 2.8 a store on libuv takes no socket.
-_HOST = """
+_STORE_SCRIPT = """
 import sys
 sys.path[:1] = []
 import ctypes, os, signal
@@ -61,7 +61,7 @@ while True:
 """
 
 
-def _waits(listener: socket.socket | None) -> bool:
+def _has_waiting_client(listener: socket.socket | None) -> bool:
     """Whether somebody waits to be let in."""
     return listener is not None and listener.fileno() >= 0 and bool(select.select([listener], [], [], 0)[0])
 
@@ -71,12 +71,12 @@ class RankStore:
     there is `handle`. torch is imported once a rank asks to be let in, or, `at_once`, when this serves first.
     """
 
-    def __init__(self, layout: Layout, handle: int | None, *, at_once: bool) -> None:
+    def __init__(self, layout: Layout, handle: int | None, *, is_eager: bool) -> None:
         self._layout = layout
-        self._is_due = at_once
+        self._is_eager = is_eager
         self._store: TCPStore | None = None
         self._listener: socket.socket | None = None
-        if layout.is_alone:
+        if layout.is_single_host:
             self._listener = socket.create_server((MASTER_ADDR, 0), backlog=512)
         elif handle is not None:
             self._listener = socket.socket(fileno=handle)
@@ -86,16 +86,16 @@ class RankStore:
 
     def serve(self) -> Problem | None:
         """Called again and again while ranks run; what to tell."""
-        if self._store is None and (self._is_due or _waits(self._listener)):
-            self._is_due = False
-            self._host()
+        if self._store is None and (self._is_eager or _has_waiting_client(self._listener)):
+            self._is_eager = False
+            self._start()
         return None
 
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
 
-    def _host(self) -> None:
+    def _start(self) -> None:
         """Let in who waits, from now on; does nothing where the head does that."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -116,22 +116,22 @@ class RankStore:
     def wait_for_others(self, heed_stop: Callable[[], None]) -> None:
         """At the head of several hosts until the ranks of all hosts are done with the store, or for half a
         minute; elsewhere tell the head that these are."""
-        if self._layout.is_alone:
+        if self._layout.is_single_host:
             return
         with contextlib.suppress(RuntimeError):  # the head has gone
             store = self._store or self._client()
-            store.add(_NUM_DONE, 1)
-            until_s = time.monotonic() + _OTHERS_END_S
+            store.add(_DONE_KEY, 1)
+            until_s = time.monotonic() + _CLOSE_TIMEOUT_S
             while self._store is not None and time.monotonic() < until_s:
                 heed_stop()
-                if store.add(_NUM_DONE, 0) >= len(self._layout.hosts):
+                if store.add(_DONE_KEY, 0) >= len(self._layout.hosts):
                     return
-                time.sleep(_POLL_S)
+                time.sleep(_POLL_INTERVAL_S)
 
     def _client(self) -> TCPStore:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        return TCPStore(*self.address, is_master=False, wait_for_workers=False, timeout=_LAST_TIMEOUT)
+        return TCPStore(*self.address, is_master=False, wait_for_workers=False, timeout=_GOODBYE_TIMEOUT)
 
 
 class ScriptStore:
@@ -159,13 +159,13 @@ class ScriptStore:
         self._process: subprocess.Popen[bytes] | None = None
         self.port: int = self._listener.getsockname()[1]
 
-    def host(self) -> None:
+    def start(self) -> None:
         """Start the helper; without one, whoever connects waits."""
         python, handle = self._script.python, self._listener.fileno()
         with open(self._log, "ab") as log:
             try:
                 self._process = subprocess.Popen(
-                    [python, "-c", _HOST, MASTER_ADDR, str(self.port), str(handle), str(os.getpid())],
+                    [python, "-c", _STORE_SCRIPT, MASTER_ADDR, str(self.port), str(handle), str(os.getpid())],
                     cwd=self._script.folder,
                     env={**self._environment, "CUDA_VISIBLE_DEVICES": ""},
                     stdin=subprocess.DEVNULL,
@@ -181,10 +181,10 @@ class ScriptStore:
         """Called again and again while ranks run: start the helper once a rank asks for its store. What to
         tell where one asks and the helper has ended; nobody waits any longer."""
         if self._process is None:
-            if _waits(self._listener):
-                self.host()
+            if _has_waiting_client(self._listener):
+                self.start()
             return None
-        if self._process.poll() is None or not _waits(self._listener):
+        if self._process.poll() is None or not _has_waiting_client(self._listener):
             return None
         self._listener.close()
         last = read_last_lines(self._log)

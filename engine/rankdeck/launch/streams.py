@@ -24,22 +24,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 _CHUNK_BYTES = 1 << 16
-_PIPEFUL_BYTES = 2 * _CHUNK_BYTES
+_PIPE_BYTES = 2 * _CHUNK_BYTES
 """What may be on its way at one time: in a relay's hand, and in its pipe."""
-_POLL_S = 0.01
-_GIVEN_UP_S = 1.0
+_POLL_INTERVAL_S = 0.01
+_CANCEL_TIMEOUT_S = 1.0
 """How long a reader may hold up a stop."""
-_KEYS = ((termios.VINTR, signal.SIGINT), (termios.VQUIT, signal.SIGQUIT))
+_SIGNAL_KEYS = ((termios.VINTR, signal.SIGINT), (termios.VQUIT, signal.SIGQUIT))
 
 
-class Outlet:
+class SharedOutput:
     """A descriptor of the command, that the streams of all ranks share."""
 
     def __init__(self, handle: int | None) -> None:
         self._handle = handle
         self._lock = threading.Lock()
         self.is_terminal = handle is not None and os.isatty(handle)
-        self.lost: str | None = None
+        self.lost_reason: str | None = None
         """Why what was written did not arrive (a full disk), where it is not that the reader has gone."""
 
     def write(self, data: bytes) -> None:
@@ -53,9 +53,9 @@ class Outlet:
                 except OSError as error:
                     self._handle = None
                     if error.errno != errno.EPIPE and not self.is_terminal:
-                        self.lost = error.strerror or str(error)
+                        self.lost_reason = error.strerror or str(error)
 
-    def leads_where(self, other: Outlet) -> bool:
+    def is_same_target(self, other: SharedOutput) -> bool:
         """Whether what is written to both arrives in the same place, in the order in which it was written."""
         if self._handle is None or other._handle is None:
             return False
@@ -63,7 +63,7 @@ class Outlet:
         is_place = self.is_terminal or not stat.S_ISCHR(own.st_mode)  # /dev/null has no order
         return is_place and (own.st_dev, own.st_ino) == (others.st_dev, others.st_ino)
 
-    def size(self) -> bytes | None:
+    def terminal_size(self) -> bytes | None:
         """Rows and columns of the terminal, as the kernel packs them."""
         if not self.is_terminal or self._handle is None:
             return None
@@ -73,15 +73,15 @@ class Outlet:
             return None
 
 
-class Relay(threading.Thread):
+class StreamRelay(threading.Thread):
     """From a rank's stream to its logs and the command, until every process has closed it."""
 
-    def __init__(self, source: int, logs: Sequence[Path], outlet: Outlet) -> None:
+    def __init__(self, source: int, logs: Sequence[Path], outlet: SharedOutput) -> None:
         super().__init__(daemon=True)
         self._source = source
         self._logs = [log for path in logs if (log := _open_log(path)) is not None]
         self._outlet = outlet
-        self._is_at_work = False
+        self._is_busy = False
         self.num_relayed = 0
 
     def run(self) -> None:
@@ -90,18 +90,18 @@ class Relay(threading.Thread):
                 _write_log(log, chunk)
             self._outlet.write(chunk)
             self.num_relayed += len(chunk)
-            self._is_at_work = False
+            self._is_busy = False
 
     def is_idle(self) -> bool:
         """Whether all that was written until now has arrived."""
-        return not self._has_unread(0) and not self._is_at_work
+        return not self._has_unread(0) and not self._is_busy
 
     def _has_unread(self, timeout_s: float | None) -> bool:
         return bool(select.select([self._source], [], [], timeout_s)[0])
 
     def _read(self) -> bytes:
         self._has_unread(None)
-        self._is_at_work = True  # before it is read: what is neither unread nor at work has arrived
+        self._is_busy = True  # before it is read: what is neither unread nor at work has arrived
         try:
             return os.read(self._source, _CHUNK_BYTES)
         except OSError:  # EIO: the last process has closed its end of a pseudo-terminal
@@ -115,39 +115,42 @@ class RankStreams:
     """
 
     def __init__(
-        self, attached: Attached, outlets: tuple[Outlet, Outlet], logs: tuple[Sequence[Path], Sequence[Path]]
+        self,
+        attached: AttachedStreams,
+        outlets: tuple[SharedOutput, SharedOutput],
+        logs: tuple[Sequence[Path], Sequence[Path]],
     ) -> None:
-        self._masters: list[tuple[int, Outlet]] = []
-        self._ends: list[int] = []
+        self._masters: list[tuple[int, SharedOutput]] = []
+        self._child_fds: list[int] = []
         self.terminal: int | None = None
         self.keyboard: int | None = None
-        self.relays: list[Relay] = []
+        self.relays: list[StreamRelay] = []
         self.stdout = self._output(outlets[0], logs[0])
-        is_one = outlets[0].leads_where(outlets[1])
+        is_one = outlets[0].is_same_target(outlets[1])
         self.stderr = self.stdout if is_one else self._output(outlets[1], logs[1])
         self.stdin = self._input(attached, outlets[0])
 
-    def _output(self, outlet: Outlet, logs: Sequence[Path]) -> int:
+    def _output(self, outlet: SharedOutput, logs: Sequence[Path]) -> int:
         ours, theirs = self._open_terminal(outlet) if outlet.is_terminal else os.pipe()
-        self._ends.append(theirs)
-        self.relays.append(Relay(ours, logs, outlet))
+        self._child_fds.append(theirs)
+        self.relays.append(StreamRelay(ours, logs, outlet))
         return theirs
 
-    def _input(self, attached: Attached, outlet: Outlet) -> int:
+    def _input(self, attached: AttachedStreams, outlet: SharedOutput) -> int:
         if attached.keyboard is not None:
             if self._masters:
                 self.keyboard = self._masters[0][0]
                 return self.terminal if self.terminal is not None else self.stdout
             self.keyboard, theirs = self._open_terminal(outlet)
-            self._ends.append(theirs)
+            self._child_fds.append(theirs)
             return theirs
         if attached.stdin is not None:
             return attached.stdin
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._ends.append(null)
+        self._child_fds.append(null)
         return null
 
-    def _open_terminal(self, outlet: Outlet) -> tuple[int, int]:
+    def _open_terminal(self, outlet: SharedOutput) -> tuple[int, int]:
         ours, theirs = os.openpty()
         modes = termios.tcgetattr(theirs)
         # The command's own terminal turns line feeds into new lines; a log has them as they were written.
@@ -164,7 +167,7 @@ class RankStreams:
         for master, outlet in self._masters:
             self._resize(master, outlet)
 
-    def foreground(self) -> int | None:
+    def foreground_group(self) -> int | None:
         """The group of processes that the rank's terminal signals; None without one."""
         try:
             return (os.tcgetpgrp(self._masters[0][0]) or None) if self._masters else None
@@ -172,20 +175,20 @@ class RankStreams:
             return None
 
     @staticmethod
-    def _resize(master: int, outlet: Outlet) -> None:
-        size = outlet.size()
+    def _resize(master: int, outlet: SharedOutput) -> None:
+        size = outlet.terminal_size()
         if size is not None:
             fcntl.ioctl(master, termios.TIOCSWINSZ, size)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """The rank has its ends: let go of them, and relay. Threads start here, after every fork."""
-        for handle in self._ends:
+        for handle in self._child_fds:
             os.close(handle)
         for relay in self.relays:
             relay.start()
 
 
-class Typing(threading.Thread):
+class KeyboardRelay(threading.Thread):
     """From the command's keyboard to the terminal of rank 0; `pressed` hears of the signals that a terminal
     makes of keys, because the other ranks have terminals of their own."""
 
@@ -193,47 +196,49 @@ class Typing(threading.Thread):
         super().__init__(daemon=True)
         self._source = source
         self._master = master
-        self._pressed = pressed
+        self._on_signal_key = pressed
 
     def run(self) -> None:
         try:
             while chunk := os.read(self._source, _CHUNK_BYTES):
                 modes = termios.tcgetattr(self._master)
                 if modes[3] & termios.ISIG:
-                    for place, number in _KEYS:
+                    for place, number in _SIGNAL_KEYS:
                         if modes[6][place] in chunk:
-                            self._pressed(number)
+                            self._on_signal_key(number)
                 while chunk:
                     chunk = chunk[os.write(self._master, chunk) :]
         except OSError:
             return
 
 
-def finish(
-    relays: Sequence[Relay],
+def wait_for_relays(
+    relays: Sequence[StreamRelay],
     timeout_s: float,
     *,
-    patient: bool = True,
-    given_up: Callable[[], bool] = lambda: False,
+    waits_for_reader: bool = True,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Wait until everything that was written has arrived: `timeout_s` for a process that keeps a stream open
-    and says nothing, and if `patient` for as long as its relay and a reader take; not for what a process
-    writes that never ends. Once `given_up`, no longer than `_GIVEN_UP_S`.
+    and says nothing, and if `waits_for_reader` for as long as its relay and a reader take; not for what a
+    process writes that never ends. Once `is_cancelled`, no longer than `_CANCEL_TIMEOUT_S`.
     """
     deadline = time.monotonic() + timeout_s
-    due: dict[Relay, int] = {}
+    due: dict[StreamRelay, int] = {}
     given_up_at = None
     while open_ones := [relay for relay in relays if relay.is_alive()]:
-        if given_up():
+        if is_cancelled():
             given_up_at = given_up_at or time.monotonic()
-            is_over = time.monotonic() > given_up_at + _GIVEN_UP_S
+            is_over = time.monotonic() > given_up_at + _CANCEL_TIMEOUT_S
             if is_over or all(relay.is_idle() for relay in open_ones):
                 return
         elif time.monotonic() > deadline:
-            due = due or {relay: relay.num_relayed + _PIPEFUL_BYTES for relay in open_ones}
-            if not patient or all(relay.is_idle() or relay.num_relayed > due[relay] for relay in open_ones):
+            due = due or {relay: relay.num_relayed + _PIPE_BYTES for relay in open_ones}
+            if not waits_for_reader or all(
+                relay.is_idle() or relay.num_relayed > due[relay] for relay in open_ones
+            ):
                 return
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _open_log(path: Path) -> int | None:
@@ -260,11 +265,11 @@ def _write_log(log: int, data: bytes) -> None:
 # terminal down there: a shell may have it back at any time. The command reads it instead, as the process
 # that the shell suspends and continues, and passes the bytes on through `keyboard`.
 
-_FIRST = 3  # 0, 1 and 2 are the guard's own
+_FIRST_FD = 3  # 0, 1 and 2 are the guard's own
 
 
 @dataclass(frozen=True)
-class Attached:
+class AttachedStreams:
     """The command's descriptors; None where there is none (/dev/null then, or the logs alone).
 
     `keyboard` is the reading end of a pipe with what was typed. Then rank 0's stdin is a terminal of its own
@@ -278,39 +283,39 @@ class Attached:
     stderr: int | None = 2
     keyboard: int | None = None
 
-    def duplicated(self) -> Attached:
+    def duplicate(self) -> AttachedStreams:
         """Copies that may be passed on; what is closed is left out."""
-        return Attached(**{name: _copy(handle) for name, handle in asdict(self).items()})
+        return AttachedStreams(**{name: _duplicate_fd(handle) for name, handle in asdict(self).items()})
 
-    def of_rank(self, rank: int) -> Attached:
+    def for_rank(self, rank: int) -> AttachedStreams:
         """What one rank gets: what is typed is rank 0's alone."""
         if rank == 0 or self.keyboard is None:
             return self
         return replace(self, stdin=None, keyboard=None)
 
-    def handles(self) -> list[int]:
+    def fds(self) -> list[int]:
         return [handle for handle in asdict(self).values() if handle is not None]
 
     def to_argument(self) -> str:
         return json.dumps(asdict(self))
 
     def close(self) -> None:
-        for handle in self.handles():
+        for handle in self.fds():
             os.close(handle)
 
 
-NOWHERE = Attached(None, None, None)
+NO_STREAMS = AttachedStreams(None, None, None)
 
 
-def from_argument(text: str) -> Attached:
+def parse_attached(text: str) -> AttachedStreams:
     values: Mapping[str, int | None] = json.loads(text)
-    return Attached(**values)
+    return AttachedStreams(**values)
 
 
-def _copy(handle: int | None) -> int | None:
+def _duplicate_fd(handle: int | None) -> int | None:
     if handle is None:
         return None
     try:
-        return fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _FIRST)
+        return fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
     except OSError:
         return None

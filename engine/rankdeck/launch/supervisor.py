@@ -32,96 +32,106 @@ import msgspec
 from rankdeck import events
 from rankdeck.base import cgroups, files
 from rankdeck.base.errors import Problem, RankdeckError
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
-from rankdeck.diagnose.exceptions import LACKS, advice_of, is_out_of_memory, limited_memory, name, quoted
+from rankdeck.diagnose.exceptions import (
+    RESOURCE_CODES,
+    advice_for,
+    is_out_of_memory,
+    match_rule,
+    memory_limit_advice,
+    quote_log,
+)
 from rankdeck.diagnose.failure_rules import COMMUNICATION
 from rankdeck.launch import rank_start
-from rankdeck.launch.children import Child, drain, end_ranks
-from rankdeck.launch.layout import layout_of
-from rankdeck.launch.rank_group import DEFAULT_WORKER, Arguments, RankGroup, StopAsked, SupervisorCalls
-from rankdeck.launch.streams import NOWHERE, from_argument
-from rankdeck.launch.unwritten import disk_problem
-from rankdeck.observer import title
-from rankdeck.rundir import EventWriter, RunDir
+from rankdeck.launch.layout import parse_layout
+from rankdeck.launch.lost_events import disk_problem
+from rankdeck.launch.rank_group import (
+    DEFAULT_WORKER,
+    RankGroup,
+    StopSignal,
+    SupervisorArguments,
+    SupervisorInterface,
+)
+from rankdeck.launch.rank_process import RankProcess, drain_streams, terminate_ranks
+from rankdeck.launch.streams import NO_STREAMS, parse_attached
+from rankdeck.observer import process_title
+from rankdeck.run_dir import EventWriter, RunDir
 from rankdeck.telemetry.sampler_process import SamplerProcess
 
-_POLL_S = 0.05
-_CLOSING_S = 0.3
+_POLL_INTERVAL_S = 0.05
+_DRAIN_TIMEOUT_S = 0.3
 """How long the output of a rank that has ended may take to end."""
 
 
-class Supervisor(SupervisorCalls):
+class Supervisor(SupervisorInterface):
     """One attempt of one run."""
 
-    def __init__(self, arguments: Arguments) -> None:
-        title.name_process("supervisor", str(arguments.run.path))
+    def __init__(self, arguments: SupervisorArguments) -> None:
+        process_title.set_process_name("supervisor", str(arguments.run.path))
         self._run, self._arguments = arguments.run, arguments
         self._writer: EventWriter = arguments.run.writer("supervisor", arguments.attempt)
-        self._group = _group_of(arguments, self)
+        self._group = _make_group(arguments, self)
         self._watch = self._group.watch
         self._sampler: SamplerProcess | None = None
-        self._ending = self.is_asked_to_stop = False
+        self._is_ending = self.is_stop_requested = False
         self._reason: str | None = None
-        self._restarts = self._is_victim = False
-        self._failed = ""
+        self._will_restart = self._is_victim = False
+        self._failure_signature = ""
 
-    def work(self) -> int:
+    def run(self) -> int:
         """The whole attempt; the run's exit code. Does not return where the next attempt follows."""
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         oom_kills = _count_oom_kills()
         try:
             self._write_start()
-            code = 0 if self._run_ranks() else self._name_cause(oom_kills)
-        except StopAsked:
+            code = 0 if self._run_ranks() else self._raise_cause(oom_kills)
+        except StopSignal:
             code = EXIT_STOPPED
             self._writer.write(events.Stopping(attempt=self._arguments.attempt))
         except RankdeckError as error:
             code = self._fail(error.problem, error.exit_code)
         except Exception as error:
             traceback.print_exc()
-            code = self._fail(*_own_failure(error))
-        self._ending = True
+            code = self._fail(*_supervisor_problem(error))
+        self._is_ending = True
         grace_s = self._group.grace_s if code == EXIT_STOPPED else 0
-        end_ranks(self._group.ranks, grace_s, self._watch.saves.goes_on)
+        terminate_ranks(self._group.ranks, grace_s, self._watch.saves.is_progressing)
         self._drain(self._group.ranks)
         self._group.close()
         if self._sampler is not None:
             self._sampler.stop()
-        goes_on = self._restarts and self._group.restarts_itself and not self.is_asked_to_stop
-        self._write_end(code, goes_on=goes_on)
+        goes_on = self._will_restart and self._group.restarts_itself and not self.is_stop_requested
+        self._write_end(code, continues=goes_on)
         if goes_on:
-            self._begin_next_attempt()
+            self._exec_next_attempt()
         return code
 
     def _on_term(self, _number: int, _frame: FrameType | None) -> None:
-        self.is_asked_to_stop = True
-        if not self._ending:
-            self._ending = True
-            raise StopAsked
+        self.is_stop_requested = True
+        if not self._is_ending:
+            self._is_ending = True
+            raise StopSignal
 
-    def heed_stop(self) -> None:
+    def check_stop(self) -> None:
         """What was under way may have swallowed StopAsked: an import does, in a class that it is making.
 
         Raises: StopAsked.
         """
-        if self.is_asked_to_stop:
-            raise StopAsked
+        if self.is_stop_requested:
+            raise StopSignal
 
     def _write_start(self) -> None:
+        attempt, began, cores = self._arguments.attempt, self._start_time(), cgroups.num_cores()
         started = events.RunStarted(
-            run=self._run.name,
-            attempt=self._arguments.attempt,
-            started=self._began(),
-            cores=cgroups.num_cores(),
-            **self._group.facts(),
+            run=self._run.name, attempt=attempt, started=began, cores=cores, **self._group.facts()
         )
         self._writer.write(started, sync=True)
         for warning in msgspec.convert(self._group.environment.get("problems", []), list[Problem]):
             self.raise_problem(warning)
 
-    def _began(self) -> float:
+    def _start_time(self) -> float:
         """When the person's command began (Unix seconds); nobody asked for a restart."""
         started = None if self._arguments.restarts else self._group.environment.get("started")
         return float(started) if started is not None else time.time()
@@ -130,11 +140,11 @@ class Supervisor(SupervisorCalls):
         self._writer.write(event)
 
     def _write_phase(self, phase: str) -> None:
-        for rank in self._group.numbers:
+        for rank in self._group.global_ranks:
             self.write(events.Phase(rank=rank, phase=phase))
 
     def raise_problem(self, problem: Problem) -> None:
-        told = self._group.in_own_words(problem)
+        told = self._group.adapt_problem(problem)
         self._writer.write(events.ProblemRaised(problem=told), sync=True)
 
     def _start_sampler(self) -> None:
@@ -155,17 +165,17 @@ class Supervisor(SupervisorCalls):
         Raises: RankdeckError: they cannot be started.
         """
         group = self._group
-        self._write_phase(marked("starting"))
+        self._write_phase(tr_noop("starting"))
         group.start()
-        self._write_phase(group.second_phase)
+        self._write_phase(group.released_phase)
         group.release()
         self._start_sampler()
         have_succeeded = self._wait_for_ranks()
-        self._ending = True
+        self._is_ending = True
         if have_succeeded:
-            group.leave()
+            group.on_success()
         else:
-            end_ranks(group.ranks, group.grace_s)
+            terminate_ranks(group.ranks, group.grace_s)
             self._drain(group.ranks)
         return have_succeeded
 
@@ -174,9 +184,9 @@ class Supervisor(SupervisorCalls):
         group = self._group
         while True:
             over = [rank for rank in group.ranks if rank.poll() is not None]
-            if not all(map(self._watch.has_finished, over)) and not group.excuses(over):
-                self._ending = True  # from here on a stop changes nothing of the cause
-                self._settle()
+            if not all(map(self._watch.has_finished, over)) and not group.is_excused(over):
+                self._is_ending = True  # from here on a stop changes nothing of the cause
+                self._wait_for_cause()
                 return False
             if self._poll():
                 return False
@@ -186,23 +196,25 @@ class Supervisor(SupervisorCalls):
                 self.raise_problem(problem)
             group.wait()
 
-    def _settle(self) -> None:
+    def _wait_for_cause(self) -> None:
         """A victim may be seen first: the cause gets a moment to be seen, and what it said time to arrive,
         before the others are ended."""
         began_s = time.monotonic()
         while True:
             self._drain([rank for rank in self._group.ranks if rank.poll() is not None], is_patient=False)
-            if time.monotonic() - began_s >= self._watch.patience_s():
+            if time.monotonic() - began_s >= self._watch.failure_timeout_s():
                 return
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_INTERVAL_S)
 
-    def _drain(self, ranks: Sequence[Child], *, is_patient: bool = True) -> None:
+    def _drain(self, ranks: Sequence[RankProcess], *, is_patient: bool = True) -> None:
         """Whoever reads what they have written is waited for until a stop is asked for."""
-        drain(ranks, _CLOSING_S, is_patient=is_patient, given_up=lambda: self.is_asked_to_stop)
+        drain_streams(
+            ranks, _DRAIN_TIMEOUT_S, waits_for_reader=is_patient, is_cancelled=lambda: self.is_stop_requested
+        )
 
     def _poll(self) -> bool:
-        """See how ranks and sampler are; True when a hang has to end the run. Raises: as `heed_stop`."""
-        self.heed_stop()
+        """See how ranks and sampler are; True when a hang has to end the run. Raises: as `check_stop`."""
+        self.check_stop()
         if self._sampler is not None:
             for notice in self._sampler.poll():
                 self.write(events.DeviceNotice(code=notice.code, message=notice.message))
@@ -210,28 +222,29 @@ class Supervisor(SupervisorCalls):
                 self.raise_problem(Problem(notice.code, message, advice=advice or None, severity="warning"))
         return self._watch.poll()
 
-    def _name_cause(self, oom_kills: int) -> int:
+    def _raise_cause(self, oom_kills: int) -> int:
         """Raise the one problem behind the failure; the run's exit code.
 
         Raises: StopAsked: that is what the others' ranks ended for.
         """
         kills = max(0, _count_oom_kills() - oom_kills)
-        disk = files.refusal(self._run.path)
-        found = find_cause(self._watch.evidence(), time.monotonic(), kills, disk=disk)
-        cause = self._with_evidence(self._group.cause(found))
-        if self.is_asked_to_stop and cause.problem.code == COMMUNICATION:
-            raise StopAsked
+        disk = files.find_write_error(self._run.path)
+        found = find_cause(self._watch.evidence(), time.monotonic(), kills, disk_error=disk)
+        cause = self._with_evidence(self._group.adapt_cause(found))
+        if self.is_stop_requested and cause.problem.code == COMMUNICATION:
+            raise StopSignal
         # Of one host alone it is the cause where nothing else is known.
         self._is_victim = cause.problem.code == COMMUNICATION and not self._group.restarts_itself
-        self._failed = "" if self._is_victim else _signature(cause.problem, self._watch.evidence())
-        if self._failed and self._failed == self._arguments.failed:
-            message = phrase("{cause} It was the same before the restart.", cause=_sentence(cause.problem))
-            return self._fail(cause.problem.but(message=message), cause.exit_code)
-        has_restarts = self._arguments.restarts < self._group.max_restarts and not self.is_asked_to_stop
+        self._failure_signature = "" if self._is_victim else _signature(cause.problem, self._watch.evidence())
+        if self._failure_signature and self._failure_signature == self._arguments.failed:
+            said = _cause_sentence(cause.problem)
+            message = phrase("{cause} It was the same before the restart.", cause=said)
+            return self._fail(cause.problem.replace_fields(message=message), cause.exit_code)
+        has_restarts = self._arguments.restarts < self._group.max_restarts and not self.is_stop_requested
         if has_restarts and self._group.may_restart(cause):
-            self._restarts = True
+            self._will_restart = True
             self._reason = cause.problem.headline()
-            told = cause.problem.but(severity="warning")
+            told = cause.problem.replace_fields(severity="warning")
             self.raise_problem(self._restart_problem(cause.problem) if self._group.restarts_itself else told)
             return cause.exit_code
         return self._fail(cause.problem, cause.exit_code)
@@ -240,24 +253,23 @@ class Supervisor(SupervisorCalls):
         """With the line of the rank's log that its last words are from."""
         rank = 0 if cause.problem.rank is None else cause.problem.rank
         log = self._watch.errors_log(rank)
-        found = quoted(log, cause.problem.last_lines, f"{log.parent.name}/{log.name}")
-        return dataclasses.replace(cause, problem=cause.problem.but(evidence=found))
+        found = quote_log(log, cause.problem.last_lines, f"{log.parent.name}/{log.name}")
+        return dataclasses.replace(cause, problem=cause.problem.replace_fields(evidence=found))
 
     def _restart_problem(self, cause: Problem) -> Problem:
         message = phrase(
             "{cause} {next} (restart {n} of {most}).",
-            cause=_sentence(cause),
-            next=self._group.next_words(),
+            cause=_cause_sentence(cause),
+            next=self._group.restart_text(),
             n=self._arguments.restarts + 1,
             most=self._group.max_restarts,
         )
-        return cause.but(code="restarted", message=message, severity="warning")
+        return cause.replace_fields(code="restarted", message=message, severity="warning")
 
-    def _begin_next_attempt(self) -> NoReturn:
+    def _exec_next_attempt(self) -> NoReturn:
         # The last one of each argument counts.
-        command = [sys.executable, *sys.orig_argv[1:]]
-        command += ["--attempt", str(self._arguments.attempt + 1)]
-        command += ["--restarts", str(self._arguments.restarts + 1), "--failed", self._failed]
+        command = [sys.executable, *sys.orig_argv[1:], "--attempt", str(self._arguments.attempt + 1)]
+        command += ["--restarts", str(self._arguments.restarts + 1), "--failed", self._failure_signature]
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.execv(command[0], command)
@@ -268,20 +280,16 @@ class Supervisor(SupervisorCalls):
         print(problem.text(), file=sys.stderr)
         return exit_code
 
-    def _write_end(self, code: int, *, goes_on: bool) -> None:
+    def _write_end(self, code: int, *, continues: bool) -> None:
         """The end of the attempt, and of the run unless that goes on."""
-        lost, disk = self._watch.lost_lines(), files.refusal(self._run.path)
+        lost, disk = self._watch.lost_events(), files.find_write_error(self._run.path)
         num_lines = sum(one.lines for one in lost)
         disk = disk or next((one.reason for one in lost), "")
         if disk:
             self.raise_problem(disk_problem(disk, num_lines, lost))
         outcome = {0: "completed", EXIT_STOPPED: "stopped"}.get(code, "failed")
-        end = events.RunEnded(
-            outcome=outcome,
-            exit_code=code,
-            attempt=self._arguments.attempt,
-            script_status=self._group.script_status(),
-        )
+        attempt, status = self._arguments.attempt, self._group.script_status()
+        end = events.RunEnded(outcome=outcome, exit_code=code, attempt=attempt, script_status=status)
         self._writer.write(end, sync=True)
         if self._writer.dropped or (disk and code == 0):
             # Events cannot say it, or lists would not: the guard has room for one last word.
@@ -289,25 +297,25 @@ class Supervisor(SupervisorCalls):
             words = disk_problem(disk, self._writer.dropped + num_lines, lost).message
             self._reason = f"{self._reason} {words}" if self._reason else words
         self._watch.close()
-        if self._arguments.words is not None and self._reason is not None and not goes_on:
+        if self._arguments.report_fd is not None and self._reason is not None and not continues:
             told = {"reason": self._reason[:4000]}
-            told |= {"again": self._failed[:4000]} if self._restarts else {}
+            told |= {"again": self._failure_signature[:4000]} if self._will_restart else {}
             told |= {"victim": "yes"} if self._is_victim else {}
             told |= {"host": self._group.blamed_host} if self._group.blamed_host else {}
             try:
-                os.write(self._arguments.words, json.dumps(told).encode())
+                os.write(self._arguments.report_fd, json.dumps(told).encode())
             except OSError:
                 pass
 
 
-def _own_failure(error: Exception) -> tuple[Problem, int]:
+def _supervisor_problem(error: Exception) -> tuple[Problem, int]:
     """Of the supervisor itself, with the run's exit code."""
-    named = name("", str(error))
-    if named is not None and named.code in LACKS:
-        return Problem(named.code, str(error), advice=advice_of(named)), 3
+    named = match_rule("", str(error))
+    if named is not None and named.code in RESOURCE_CODES:
+        return Problem(named.code, str(error), advice=advice_for(named)), 3
     if is_out_of_memory(error):
         message = phrase("There was not enough memory to start the ranks.")
-        advice = limited_memory() or phrase("Close other programs, or use fewer devices.")
+        advice = memory_limit_advice() or phrase("Close other programs, or use fewer devices.")
         return Problem("out-of-memory", message, advice=advice), 1
     message = phrase("{error}: {text}", error=type(error).__name__, text=str(error) or phrase("no message"))
     advice = phrase("The whole traceback is in the supervisor's log, logs/supervisor.*.err.")
@@ -318,18 +326,16 @@ def _signature(problem: Problem, ranks: Sequence[RankEvidence]) -> str:
     """The exception of a rank, where it was raised and in which step: what would come again, whatever the
     machine does. Empty for every other cause."""
     for rank in ranks:
-        own = None if rank.failure is None else rank.failure.problem
-        if (
-            own is not None
-            and rank.beat is not None
-            and (own.code, own.message) == (problem.code, problem.message)
-        ):
+        if rank.failure is None or rank.beat is None:
+            continue
+        own = rank.failure.problem
+        if (own.code, own.message) == (problem.code, problem.message):
             return f"{own.code} at {own.path}:{own.line} in step {rank.beat.step}"
     return ""
 
 
-def _sentence(problem: Problem) -> str:
-    said = problem.said("message")
+def _cause_sentence(problem: Problem) -> str:
+    said = problem.as_phrase("message")
     return said if said.endswith(".") else phrase("{words}.", words=said)
 
 
@@ -342,7 +348,7 @@ def _count_oom_kills() -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
-def _group_of(arguments: Arguments, supervisor: Supervisor) -> RankGroup:
+def _make_group(arguments: SupervisorArguments, supervisor: Supervisor) -> RankGroup:
     """The ranks that the run's file asks for."""
     if (config := arguments.run.script()) is not None:
         from rankdeck.launch.script_ranks import ScriptRanks
@@ -353,33 +359,30 @@ def _group_of(arguments: Arguments, supervisor: Supervisor) -> RankGroup:
     return ForkedRanks(arguments, supervisor)
 
 
-def _arguments_of(argv: Sequence[str]) -> Arguments:
+def _parse_arguments(argv: Sequence[str]) -> SupervisorArguments:
     parser = argparse.ArgumentParser(prog="rankdeck.launch.supervisor")
-    parser.add_argument("run", type=lambda path: RunDir(Path(path)))
-    parser.add_argument("--attempt", type=int, default=0)
-    parser.add_argument("--words", type=int, help="a pipe for the reason of a failure")
-    parser.add_argument("--restarts", type=int, default=0, help="attempts begun without being asked")
-    parser.add_argument("--failed", default="", help="the exception of the attempt before")
-    parser.add_argument(
-        "--worker", default=DEFAULT_WORKER, help="the module, or .py file, that every rank runs"
+    add = parser.add_argument
+    add("run", type=lambda path: RunDir(Path(path)))
+    add("--attempt", type=int, default=0)
+    add("--report-fd", type=int, help="a pipe for the reason of a failure")
+    add("--restarts", type=int, default=0, help="attempts begun without being asked")
+    add("--failed", default="", help="the exception of the attempt before")
+    add("--worker", default=DEFAULT_WORKER, help="the module, or .py file, that every rank runs")
+    add(
+        "--hosts", dest="layout", type=parse_layout, help="who has which ranks, where there are several hosts"
     )
-    parser.add_argument(
-        "--hosts", dest="layout", type=layout_of, help="who has which ranks, where there are several hosts"
-    )
-    parser.add_argument("--store", type=int, help="a socket for the ranks' store to listen at")
-    parser.add_argument("--signals", type=int, help="a pipe of signals to pass on to a script")
-    parser.add_argument(
-        "--attached", type=from_argument, default=NOWHERE, help="the command's streams, for a script"
-    )
-    return Arguments(**vars(parser.parse_args(argv)))
+    add("--store", type=int, help="a socket for the ranks' store to listen at")
+    add("--signals", type=int, help="a pipe of signals to pass on to a script")
+    add("--attached", type=parse_attached, default=NO_STREAMS, help="the command's streams, for a script")
+    return SupervisorArguments(**vars(parser.parse_args(argv)))
 
 
 def main() -> NoReturn:
     """One attempt, from the command line's arguments to the run's exit code."""
-    rank_start.forgive_full_disks()
+    rank_start.ignore_full_disk()
     code = 1
     try:
-        code = Supervisor(_arguments_of(sys.argv[1:])).work()
+        code = Supervisor(_parse_arguments(sys.argv[1:])).run()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 2
     except BaseException:

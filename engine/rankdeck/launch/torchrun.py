@@ -13,12 +13,12 @@ from pathlib import Path
 
 import rankdeck
 from rankdeck.events import DeviceInfo
-from rankdeck.launch.layout import Layout, alone
+from rankdeck.launch.layout import Layout, single_host_layout
 
 MASTER_ADDR = "127.0.0.1"
-INJECTED = Path(rankdeck.__file__).parent / "observer" / "inject"
+INJECT_FOLDER = Path(rankdeck.__file__).parent / "observer" / "inject"
 """On the path of observed processes: it holds the sitecustomize that arms the observer."""
-_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_SIGNALS_ENV = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
 def torchrun_variables(
@@ -35,7 +35,9 @@ def torchrun_variables(
     """What torchrun adds to the caller's environment for this rank of one host."""
     size = str(num_ranks)
     added = {
-        **rank_variables(alone(num_ranks, ()), rank, (MASTER_ADDR, port), run_id="none", restarts=restarts),
+        **rank_variables(
+            single_host_layout(num_ranks, ()), rank, (MASTER_ADDR, port), run_id="none", restarts=restarts
+        ),
         "GROUP_RANK": "0",
         "ROLE_RANK": str(rank),
         "ROLE_NAME": "default",
@@ -47,8 +49,8 @@ def torchrun_variables(
     }
     if num_ranks > 1 and "OMP_NUM_THREADS" not in caller:
         added["OMP_NUM_THREADS"] = "1"
-    if python and _tells_signals(python):
-        added[_SIGNALS] = caller.get(_SIGNALS, "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+    if python and _sets_signals_variable(python):
+        added[_SIGNALS_ENV] = caller.get(_SIGNALS_ENV, "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
     return added
 
 
@@ -58,9 +60,9 @@ def rank_variables(
     """What torch's `env://` asks for of a rank; `store` (address, port) is where they meet."""
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank - layout.own_ranks.start),
+        "LOCAL_RANK": str(rank - layout.local_ranks.start),
         "WORLD_SIZE": str(layout.world_size),
-        "LOCAL_WORLD_SIZE": str(len(layout.own_ranks)),
+        "LOCAL_WORLD_SIZE": str(len(layout.local_ranks)),
         "MASTER_ADDR": store[0],
         "MASTER_PORT": str(store[1]),
         "TORCHELASTIC_RUN_ID": run_id,
@@ -80,7 +82,7 @@ def run_variables(run: Path, attempt: int, heartbeats: str) -> dict[str, str]:
     return {"RANKDECK_RUN": str(run), "RANKDECK_ATTEMPT": str(attempt), "RANKDECK_HEARTBEAT": heartbeats}
 
 
-def observing(
+def observer_variables(
     caller: Mapping[str, str], *, run: Path, attempt: int, heartbeats: str, observe: str, port: int
 ) -> dict[str, str]:
     """What tells a process that it is part of a run, and arms the observer in it."""
@@ -88,7 +90,7 @@ def observing(
     if observe != "none":
         added["RANKDECK_OBSERVE"] = observe
         added["RANKDECK_MASTER_PORT"] = str(port)
-        added["PYTHONPATH"] = ":".join(filter(None, (str(INJECTED), caller.get("PYTHONPATH"))))
+        added["PYTHONPATH"] = ":".join(filter(None, (str(INJECT_FOLDER), caller.get("PYTHONPATH"))))
     return added
 
 
@@ -96,41 +98,41 @@ def without_observer(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of what a script starts as if nobody observed it."""
     kept = {name: value for name, value in environment.items() if name != "RANKDECK_OBSERVE"}
     first, _, rest = kept.get("PYTHONPATH", "").partition(":")
-    if first == str(INJECTED):
+    if first == str(INJECT_FOLDER):
         kept.pop("PYTHONPATH")
         if rest:
             kept["PYTHONPATH"] = rest
     return kept
 
 
-_SAYS = {
+_OPTION_BY_VARIABLE = {
     "WORLD_SIZE": "--nproc-per-node",
     "LOCAL_WORLD_SIZE": "--nproc-per-node",
     "MASTER_PORT": "--master-port",
     "TORCHELASTIC_MAX_RESTARTS": "--max-restarts",
     "RANKDECK_OBSERVE": "--observe",
 }
-_CALLERS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONPATH"}
+_CALLER_VARIABLES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONPATH"}
 """Of the variables that are set, those that keep what a person gives."""
-OWN_VARIABLES = {
-    name: _SAYS.get(name)
+RANK_VARIABLES = {
+    name: _OPTION_BY_VARIABLE.get(name)
     for name in (
         *torchrun_variables(0, 1, port=0, caller={}),
-        *observing({}, run=Path(), attempt=0, heartbeats="", observe="light", port=0),
+        *observer_variables({}, run=Path(), attempt=0, heartbeats="", observe="light", port=0),
     )
-    if name not in _CALLERS
+    if name not in _CALLER_VARIABLES
 }
 """The variables that are a rank's whatever is given for them, and the option that says what they are."""
 
 
-def _tells_signals(python: str) -> bool:
+def _sets_signals_variable(python: str) -> bool:
     """Whether the torch of this interpreter is one that names the signals it handles: found by reading."""
     for packages in _site_packages(Path(python)):
         try:
             text = (packages / "torch" / "distributed" / "launcher" / "api.py").read_text(errors="replace")
         except OSError:
             continue
-        return _SIGNALS in text
+        return _SIGNALS_ENV in text
     return False
 
 

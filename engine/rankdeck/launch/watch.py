@@ -19,7 +19,7 @@ from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.heartbeat import (
     CHECK_STEP,
     FINISHED,
-    NOT_BEGUN,
+    NOT_STARTED,
     STEP,
     Beat,
     HeartbeatPage,
@@ -28,27 +28,27 @@ from rankdeck.base.heartbeat import (
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.schema import LaunchConfig
 from rankdeck.diagnose.cause import RankEvidence
-from rankdeck.diagnose.exceptions import last_lack, read_last_lines
-from rankdeck.diagnose.hang import Patience, Standing, suspicion, waited_for
+from rankdeck.diagnose.exceptions import last_resource_error, read_last_lines
+from rankdeck.diagnose.hang import HangState, HangTimeouts, awaited_ranks, hang_warning
 from rankdeck.diagnose.stacks import CollectiveCall, is_debugged
-from rankdeck.launch.children import Child
-from rankdeck.launch.processes import cpu_s, is_suspended, is_traced, signal_handled
-from rankdeck.launch.saves import SaveWatch
-from rankdeck.launch.stacks import Answer, ask, calls_written, log_of, time_and_size
-from rankdeck.launch.unwritten import NUM_TAIL, LostLines, lost_lines_of
-from rankdeck.rundir import RunDir, events_from_end
+from rankdeck.launch.lost_events import NUM_TAIL, LostEvents, find_lost_events
+from rankdeck.launch.processes import cpu_s, is_suspended, is_traced, signal_if_handled
+from rankdeck.launch.rank_process import RankProcess
+from rankdeck.launch.save_watch import SaveWatch
+from rankdeck.launch.stacks import StackReport, mtime_and_size, rank_log, read_calls, request_stacks
+from rankdeck.run_dir import RunDir, events_from_end
 
-POLL_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Seconds between two searches for a hang."""
-_COUNTED_S = 1.5
+_MAX_COUNTED_S = 1.5
 """Of the time between two looks so much at most counts: all may have been suspended together."""
-_SLEPT_S = 5.0
+_MIN_SLEEP_S = 5.0
 """A longer time between two looks is time in which nobody worked."""
-VICTIM_S = 1.0
+VICTIM_TIMEOUT_S = 1.0
 """How long after a victim the cause may take to show itself."""
-INPUT_S = 1.5
+INPUT_ERROR_TIMEOUT_S = 1.5
 """How long after a rank that calls the input bad the others may take to agree."""
-LOOK_AGAIN_S = 10.0
+RECHECK_INTERVAL_S = 10.0
 """Where a run that has stood still for too long is not ended: seconds between two looks at it."""
 
 
@@ -67,25 +67,27 @@ class Watch:
         self._run = run
         self._attempt = attempt
         self._on_hang = launch.on_hang
-        self._patience = Patience(launch.timeout_s, compiles)
+        self._timeouts = HangTimeouts(launch.timeout_s, compiles)
         self._raise_problem = raise_problem
         self.saves = SaveWatch(run.path)
-        self.ranks: Sequence[Child] = ()
+        self.ranks: Sequence[RankProcess] = ()
         self._num_ranks = 0
         self._page: HeartbeatPage | None = None
-        self._started_s = self._polled_s = self._spared_s = self._excused_s = 0.0
-        self._began_s = self._still_s = 0.0  # when they stood still, and for how long somebody has looked on
-        self._asleep_s = _asleep_s()
+        self._started_s = self._polled_s = self._rechecked_s = self._excused_s = 0.0
+        self._hang_start_s = self._hang_s = (
+            0.0  # when they stood still, and for how long somebody has looked on
+        )
+        self._sleep_s = _system_sleep_s()
         self._suspected: tuple[int, int] | None = None
         self._cpu: tuple[float, dict[int, float]] | None = None
-        self._standing = Standing({})
+        self._hang_state = HangState({})
 
     def prepare(self, num_slots: int) -> str:
         """The page of heartbeats, where ranks are told of it when they are started."""
         self._page = HeartbeatPage(num_slots)
         return self._page.path
 
-    def begin(self, ranks: Sequence[Child], world_size: int | None = None) -> None:
+    def start(self, ranks: Sequence[RankProcess], world_size: int | None = None) -> None:
         """`ranks` are those of this host, of `world_size` in all."""
         self.ranks, self._started_s = ranks, time.monotonic()
         self._num_ranks = world_size or len(ranks)
@@ -104,7 +106,7 @@ class Watch:
 
     def log(self, rank: int, kind: str) -> Path:
         """`kind`: out | err | stacks | calls."""
-        return log_of(self._run, self._attempt, rank, kind)
+        return rank_log(self._run, self._attempt, rank, kind)
 
     def errors_log(self, rank: int) -> Path:
         """Where what the rank wrote to stderr is."""
@@ -118,112 +120,114 @@ class Watch:
     def poll(self) -> bool:
         """Take heartbeats in; True when a hang has lasted so long that the run has to end."""
         now_s = time.monotonic()
-        if now_s - self._polled_s < POLL_S:
+        if now_s - self._polled_s < POLL_INTERVAL_S:
             return False
         since_s = now_s - self._polled_s
         self._excuse_sleep(now_s)
         beats = self.living_beats()
-        return bool(beats) and self._look(beats, now_s, since_s)
+        return bool(beats) and self._check(beats, now_s, since_s)
 
     def living_beats(self) -> dict[int, Beat]:
         """Of the ranks that may stand still."""
-        return self.beats() | self.silent()
+        return self.beats() | self.silent_ranks()
 
-    def silent(self) -> dict[int, Beat]:
+    def silent_ranks(self) -> dict[int, Beat]:
         """Ranks that live and have told nothing at all: as if they had beaten when they were started. One
         that writes events is at work and has no page."""
-        beats, beat = self.beats(), Beat(0, NOT_BEGUN, self._started_s)
+        beats, beat = self.beats(), Beat(0, NOT_STARTED, self._started_s)
         return {
             rank.rank: beat
             for rank in self.ranks
             if rank.rank not in beats
             and rank.exit_code is None
-            and not time_and_size(self._events(rank.rank))[1]
+            and not mtime_and_size(self._events(rank.rank))[1]
         }
 
     def _excuse_sleep(self, now_s: float) -> None:
         """Where nobody looked for long, this machine or this process slept, and the ranks with it."""
-        asleep_s = _asleep_s()
-        if now_s - self._polled_s > _SLEPT_S or asleep_s - self._asleep_s > _SLEPT_S:
+        asleep_s = _system_sleep_s()
+        if now_s - self._polled_s > _MIN_SLEEP_S or asleep_s - self._sleep_s > _MIN_SLEEP_S:
             self._excused_s = now_s
-        self._polled_s, self._asleep_s = now_s, asleep_s
+        self._polled_s, self._sleep_s = now_s, asleep_s
 
-    def _look(self, beats: dict[int, Beat], now_s: float, since_s: float) -> bool:
+    def _check(self, beats: dict[int, Beat], now_s: float, since_s: float) -> bool:
         """`since_s`: since the look before."""
-        until_told_s = self.until_told_s(beats)
+        until_told_s = self.warning_after_s(beats)
         began_s = max(self._excused_s, *(beat.at_s for beat in beats.values()))
-        if began_s != self._began_s:
-            self._began_s, self._still_s = began_s, 0.0
-        self._still_s = still_s = min(self._still_s + min(since_s, _COUNTED_S), now_s - began_s)
+        if began_s != self._hang_start_s:
+            self._hang_start_s, self._hang_s = began_s, 0.0
+        self._hang_s = still_s = min(self._hang_s + min(since_s, _MAX_COUNTED_S), now_s - began_s)
         if still_s <= until_told_s / 2:
-            self._cpu, self._standing = None, Standing({})
+            self._cpu, self._hang_state = None, HangState({})
             return False
         if self._cpu is None:
-            self._cpu = now_s, self._cpu_of(beats)
-        if self.saves.goes_on() and not any(beat.phase == STEP for beat in waited_for(beats).values()):
+            self._cpu = now_s, self._cpu_times(beats)
+        if self.saves.is_progressing() and not any(
+            beat.phase == STEP for beat in awaited_ranks(beats).values()
+        ):
             self._excused_s = now_s
         elif still_s > until_told_s:
-            return self.judge(beats, now_s, still_s, self._patience.until_ended_s(until_told_s))
+            return self.judge(beats, now_s, still_s, self._timeouts.stop_after_s(until_told_s))
         return False
 
-    def until_told_s(self, beats: Mapping[int, Beat]) -> float:
+    def warning_after_s(self, beats: Mapping[int, Beat]) -> float:
         """How long these may stand still before that is told."""
         slowest_s = {rank: self._readers[rank].longest_gap_s for rank in beats}
-        return self._patience.until_told_s(beats, slowest_s)
+        return self._timeouts.warning_after_s(beats, slowest_s)
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
         """Tell once of each place where ranks stand still; whether it has lasted too long by now."""
         key = min((beat.step, rank) for rank, beat in beats.items())
-        is_over = still_s > until_ended_s and now_s - self._spared_s > LOOK_AGAIN_S
+        is_over = still_s > until_ended_s and now_s - self._rechecked_s > RECHECK_INTERVAL_S
         is_over = is_over and self._on_hang != "wait"
         if key == self._suspected and not is_over:
             return False
-        self._standing = self._look_closely(beats, now_s)
-        if self._is_looked_at(beats):
+        self._hang_state = self._inspect(beats, now_s)
+        if self._is_debugged(beats):
             self._excused_s = now_s
             return False
         if key != self._suspected:
             self._suspected = key
-            self._raise_problem(self.told(self._standing, now_s, until_ended_s - still_s))
-        if self._standing.suspended:
+            self._raise_problem(self.hang_warning(self._hang_state, now_s, until_ended_s - still_s))
+        if self._hang_state.suspended:
             self._excused_s = now_s
         elif is_over and self._may_end():
             return True
         elif is_over:
-            self._spared_s = now_s
+            self._rechecked_s = now_s
         return False
 
-    def _is_looked_at(self, beats: Mapping[int, Beat]) -> bool:
+    def _is_debugged(self, beats: Mapping[int, Beat]) -> bool:
         """Whether a person does, with a debugger."""
-        in_debugger = any(map(is_debugged, self._standing.stacks.values()))
+        in_debugger = any(map(is_debugged, self._hang_state.stacks.values()))
         return in_debugger or any(map(is_traced, self._pids(beats).values()))
 
     @property
-    def _is_one(self) -> bool:
+    def _is_single_rank(self) -> bool:
         """Whether there is no other rank, on no host."""
         return max(self._num_ranks, len(self.ranks)) == 1
 
     def _may_end(self) -> bool:
         """Whether ending the run loses nothing that could still come: a rank alone that computes may well be
         slow, and so may all of them while they load and build, each for itself."""
-        standing = self._standing
+        standing = self._hang_state
         has_begun = all(beat.step > 0 or beat.phase == CHECK_STEP for beat in standing.beats.values())
         if self._on_hang == "wait":
             return False
-        if self._is_one:
+        if self._is_single_rank:
             return has_begun and not standing.is_computing
-        return has_begun or standing.is_waited
+        return has_begun or standing.has_waiting_rank
 
-    def told(self, standing: Standing, now_s: float, left_s: float) -> Problem:
+    def hang_warning(self, standing: HangState, now_s: float, left_s: float) -> Problem:
         """The warning, with what becomes of the run."""
-        return suspicion(standing, now_s, self._outlook(standing, left_s))
+        return hang_warning(standing, now_s, self._outlook(standing, left_s))
 
-    def _outlook(self, standing: Standing, left_s: float) -> Phrase:
+    def _outlook(self, standing: HangState, left_s: float) -> Phrase:
         run = self._run.name
         if standing.suspended:
             pids = " ".join(str(self._pid(rank)) for rank in standing.suspended)
             return phrase("The run waits for it. Let it go on with: kill -CONT {pids}", pids=pids)
-        if self._is_one and standing.is_computing:
+        if self._is_single_rank and standing.is_computing:
             return phrase(
                 "It computes and may be slow only: rankdeck stacks {run} tells more, rankdeck stop {run} "
                 "ends it.",
@@ -251,42 +255,44 @@ class Watch:
         """Of the processes that are here."""
         return {rank: self._pid(rank) for rank in beats}
 
-    def _cpu_of(self, beats: Mapping[int, Beat]) -> dict[int, float]:
+    def _cpu_times(self, beats: Mapping[int, Beat]) -> dict[int, float]:
         return {rank: cpu_s(pid) for rank, pid in self._pids(beats).items()}
 
-    def _look_closely(self, beats: dict[int, Beat], now_s: float) -> Standing:
+    def _inspect(self, beats: dict[int, Beat], now_s: float) -> HangState:
         """Where everybody stands now."""
         pids = self._pids(beats)
         suspended = sorted(rank for rank, pid in pids.items() if is_suspended(pid))
         traced = {rank for rank, pid in pids.items() if is_traced(pid)}
-        answers = self._ask([rank for rank in beats if rank not in traced and rank not in suspended])
+        answers = self._request_stacks(
+            [rank for rank in beats if rank not in traced and rank not in suspended]
+        )
         cores = {}
         if self._cpu is not None and now_s > self._cpu[0]:
             since_s, before = self._cpu
             cores = {
                 rank: (used - before.get(rank, used)) / (now_s - since_s)
-                for rank, used in self._cpu_of(beats).items()
+                for rank, used in self._cpu_times(beats).items()
             }
-        return Standing(
+        return HangState(
             beats,
             stacks={rank: answer.frames for rank, answer in answers.items() if answer.frames},
             suspended=suspended,
             calls={rank: answer.calls for rank, answer in answers.items() if answer.calls},
-            work={rank: answer.work for rank, answer in answers.items() if answer.work},
+            microbatches={rank: answer.microbatch for rank, answer in answers.items() if answer.microbatch},
             cores=cores,
             last_lines={rank: read_last_lines(self.errors_log(rank)) for rank in pids},
         )
 
-    def _ask(self, ranks: Sequence[int]) -> dict[int, Answer]:
+    def _request_stacks(self, ranks: Sequence[int]) -> dict[int, StackReport]:
         """Where these stand."""
         asked = {
-            rank.rank: partial(signal_handled, rank.pid, signal.SIGUSR1)
+            rank.rank: partial(signal_if_handled, rank.pid, signal.SIGUSR1)
             for rank in self.ranks
             if rank.rank in ranks
         }
-        return ask(self._run, self._attempt, asked, with_calls=not self._is_one)
+        return request_stacks(self._run, self._attempt, asked, with_calls=not self._is_single_rank)
 
-    def patience_s(self) -> float:
+    def failure_timeout_s(self) -> float:
         """After a failure: for how long more may be learnt of its cause. What one rank says of bad input, the
         others are about to say too, unless it is that rank's alone.
         """
@@ -295,12 +301,16 @@ class Watch:
         signals = {rank.exit_code for rank in self.ranks if rank.exit_code is not None and rank.exit_code < 0}
         if signals:
             # gloo aborts where collectives do not fit, and the others say in which they were.
-            return VICTIM_S if signals == {-signal.SIGABRT} else 0.0
+            return VICTIM_TIMEOUT_S if signals == {-signal.SIGABRT} else 0.0
         failures = [failure for rank in self.ranks if rank.exit_code and (failure := self.failure(rank.rank))]
         own = [failure for failure in failures if not failure.is_communication]
         if not own:
-            return VICTIM_S
-        return INPUT_S if all(failure.exit_code == ConfigError.exit_code for failure in own) else 0.0
+            return VICTIM_TIMEOUT_S
+        return (
+            INPUT_ERROR_TIMEOUT_S
+            if all(failure.exit_code == ConfigError.exit_code for failure in own)
+            else 0.0
+        )
 
     def evidence(self) -> list[RankEvidence]:
         """All that is known of every rank, for the search for the cause."""
@@ -308,42 +318,44 @@ class Watch:
         return [
             RankEvidence(
                 rank=rank.rank,
-                exit_code=None if rank.ended_at is not None else rank.exit_code,
+                exit_code=None if rank.terminated_at is not None else rank.exit_code,
                 has_finished=self.has_finished(rank),
-                was_asked_to_stop=self._ended(rank.rank) == events.ASKED_TO_STOP,
-                failure=self._own_failure(rank),
+                was_asked_to_stop=self._end_reason(rank.rank) == events.ASKED_TO_STOP,
+                failure=self._failure_before_end(rank),
                 beat=beats.get(rank.rank),
-                suspended=rank.rank in self._standing.suspended or rank.was_suspended,
+                is_suspended=rank.rank in self._hang_state.suspended or rank.was_suspended,
                 last_lines=read_last_lines(self.errors_log(rank.rank)),
-                frames=self._standing.stacks.get(rank.rank, ()),
-                calls=self._standing.calls.get(rank.rank) or self._calls_at_end(rank),
-                work=self._standing.work.get(rank.rank),
-                lack=last_lack(self.errors_log(rank.rank)),
+                frames=self._hang_state.stacks.get(rank.rank, ()),
+                calls=self._hang_state.calls.get(rank.rank) or self._calls_at_end(rank),
+                microbatch=self._hang_state.microbatches.get(rank.rank),
+                resource_error=last_resource_error(self.errors_log(rank.rank)),
             )
             for rank in self.ranks
         ]
 
-    def _calls_at_end(self, rank: Child) -> Sequence[CollectiveCall]:
+    def _calls_at_end(self, rank: RankProcess) -> Sequence[CollectiveCall]:
         """The collectives that it had come to when it lost the others."""
-        failure = self._own_failure(rank)
+        failure = self._failure_before_end(rank)
         if failure is None or not failure.is_communication:
             return ()
-        return calls_written(self.log(rank.rank, "calls"))
+        return read_calls(self.log(rank.rank, "calls"))
 
-    def has_finished(self, rank: Child) -> bool:
+    def has_finished(self, rank: RankProcess) -> bool:
         """Whether it said that its work was done: in its last beat, or in its events where it had no page."""
         beat = self.beats().get(rank.rank)
-        return (beat is not None and beat.phase.startswith(FINISHED)) or self._ended(rank.rank) == "completed"
+        return (beat is not None and beat.phase.startswith(FINISHED)) or self._end_reason(
+            rank.rank
+        ) == "completed"
 
-    def _ended(self, rank: int) -> str | None:
+    def _end_reason(self, rank: int) -> str | None:
         """Why, as it said itself."""
         ends = (event for event in self._tail(rank) if isinstance(event, events.RankEnded))
         return next((event.reason for event in ends), None)
 
-    def _own_failure(self, rank: Child) -> events.RankFailed | None:
+    def _failure_before_end(self, rank: RankProcess) -> events.RankFailed | None:
         """What the rank said, unless it said so because we were ending it."""
         failure = self.failure(rank.rank)
-        late = failure is not None and rank.ended_at is not None and failure.t > rank.ended_at
+        late = failure is not None and rank.terminated_at is not None and failure.t > rank.terminated_at
         return None if late else failure
 
     def failure(self, rank: int) -> events.RankFailed | None:
@@ -351,14 +363,14 @@ class Watch:
         failures = [event for event in self._tail(rank) if isinstance(event, events.RankFailed)]
         return failures[0] if failures else None
 
-    def lost_lines(self) -> list[LostLines]:
+    def lost_events(self) -> list[LostEvents]:
         """What ranks could not write."""
-        return lost_lines_of(self._run, self._attempt, self.beats())
+        return find_lost_events(self._run, self._attempt, self.beats())
 
     def close(self) -> None:
         """Nobody looks at stacks that were never asked for."""
         for rank in self.ranks:
-            if time_and_size(self.log(rank.rank, "stacks"))[1] == 0:
+            if mtime_and_size(self.log(rank.rank, "stacks"))[1] == 0:
                 self.log(rank.rank, "stacks").unlink(missing_ok=True)
 
     def _tail(self, rank: int) -> list[events.AnyEvent]:
@@ -373,6 +385,6 @@ class Watch:
         return list(itertools.islice(events_from_end(path), NUM_TAIL))
 
 
-def _asleep_s() -> float:
+def _system_sleep_s() -> float:
     """How long this machine has slept since it was started."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()

@@ -6,6 +6,6 @@ it makes), follower (how every operation reaches them), watching (whose storages
 (real GPUs).
 
 The ledger itself, what it needs of torch_compat and base/memory_kinds.py import each other relatively, and
-nothing but the standard library and torch: observer/full.py loads them under a name of its own in a person's
-process.
+nothing but the standard library and torch: observer/full_observation.py loads them under a name of its own in
+a person's process.
 """

@@ -1,7 +1,7 @@
 """Which batches the ledger has followed, by the sizes of their tensors.
 
 A batch that is longer in one dimension than every followed one may need more memory than any of them: such a
-step is followed, or the peak of a run would be that of its usual steps. Read sampling.py before.
+step is followed, or the peak of a run would be that of its usual steps. Read samplers.py before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rankdeck.torch_compat.dispatch import parts_of
+from rankdeck.torch_compat.dispatch import storage_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,11 +28,11 @@ def shape_of(tensors: Iterable[Tensor]) -> Shape:
         kinds.append((tensor.dtype, tensor.layout, tensor.dim()))
         sizes += [tensor.numel()] if tensor.is_nested else tensor.shape
         if tensor.layout is not torch.strided:
-            sizes.append(sum(part.numel() for part in parts_of(tensor)))
+            sizes.append(sum(part.numel() for part in storage_tensors(tensor)))
     return tuple(kinds), tuple(sizes)
 
 
-class FollowedBatches:
+class TrackedBatches:
     """The shapes of the batches that were followed."""
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class FollowedBatches:
     def __contains__(self, shape: Shape) -> bool:
         return shape in self._known
 
-    def cover(self, shape: Shape) -> bool:
+    def covers(self, shape: Shape) -> bool:
         """Whether one of them is at least as large in every dimension."""
         kinds, sizes = shape
         return any(_covers(known, sizes) for known in self._largest.get(kinds, ()))
 
     def add(self, shape: Shape) -> None:
-        if not self.cover(shape):
+        if not self.covers(shape):
             kinds, sizes = shape
             others = self._largest.get(kinds, ())
             self._largest[kinds] = [*(known for known in others if not _covers(sizes, known)), sizes]

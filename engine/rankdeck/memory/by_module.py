@@ -14,34 +14,34 @@ from torch import nn
 
 from rankdeck.memory.torch_memory import num_bytes_of
 
-MOST_MODULES = 200
+MAX_MODULES = 200
 """A deeper model is told by its outer modules."""
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
-ByModule = dict[str, dict[str, int]]
+BytesByModule = dict[str, dict[str, int]]
 
 
-def own_name(name: str) -> str:
+def strip_wrappers(name: str) -> str:
     """A module's name without those of wrappers around it."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def count_by_module(
     module: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device | None = None
-) -> ByModule:
+) -> BytesByModule:
     """Bytes by kind of each module that holds any itself; `device` None counts all devices."""
     seen: set[int] = set()
-    found: ByModule = {}
+    found: BytesByModule = {}
     for name, one in module.named_modules():
-        for kind, tensors in _held_by(one, optimizer):
+        for kind, tensors in _tensors_by_kind(one, optimizer):
             num_bytes = num_bytes_of(tensors, device, seen)
             if num_bytes:
-                kinds = found.setdefault(own_name(name), {})
+                kinds = found.setdefault(strip_wrappers(name), {})
                 kinds[kind] = kinds.get(kind, 0) + num_bytes
-    return shortened(found, MOST_MODULES)
+    return merge_modules(found, MAX_MODULES)
 
 
-def _held_by(
+def _tensors_by_kind(
     module: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> Iterator[tuple[str, Iterable[object]]]:
     weights = list(module.parameters(recurse=False))
@@ -53,12 +53,12 @@ def _held_by(
         yield "optimizer", [value for state in states for value in state.values()]
 
 
-def shortened(modules: Mapping[str, Mapping[str, int]], most: int) -> ByModule:
+def merge_modules(modules: Mapping[str, Mapping[str, int]], most: int) -> BytesByModule:
     """At most so many modules: the deepest names are added up under what they are inside of."""
-    found: ByModule = {name: dict(kinds) for name, kinds in modules.items()}
+    found: BytesByModule = {name: dict(kinds) for name, kinds in modules.items()}
     depth = max((name.count(".") for name in found), default=0)
     while len(found) > most and depth > 0:
-        outer: ByModule = {}
+        outer: BytesByModule = {}
         for name, kinds in found.items():
             kept = outer.setdefault(".".join(name.split(".")[:depth]), {})
             for kind, num_bytes in kinds.items():
@@ -67,7 +67,7 @@ def shortened(modules: Mapping[str, Mapping[str, int]], most: int) -> ByModule:
     return dict(sorted(found.items(), key=lambda item: -sum(item[1].values()))[:most])
 
 
-def running_module(error: BaseException, model: nn.Module) -> str | None:
+def failing_module(error: BaseException, model: nn.Module) -> str | None:
     """The innermost of the model's modules whose code an exception came through, as in 'blocks.2.mlp (MLP)';
     None where there is none."""
     names = {id(one): name for name, one in model.named_modules()}
@@ -77,6 +77,6 @@ def running_module(error: BaseException, model: nn.Module) -> str | None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
             name = names.get(id(owner))
-            found = found if name is None else f"{own_name(name)} ({type(owner).__name__})".strip()
+            found = found if name is None else f"{strip_wrappers(name)} ({type(owner).__name__})".strip()
         trace = trace.tb_next
     return found

@@ -54,13 +54,13 @@ class DeviceBytes:
 class StorageEntry(StorageRef):
     """A live storage: the weak reference whose end is the storage's end.
 
-    `born` is the ledger's count of changes when the entry got its bytes: it tells whether a peak saw this
+    `added_at` is the ledger's count of changes when the entry got its bytes: it tells whether a peak saw this
     entry.
     """
 
-    __slots__ = ("born", "device", "key", "kind", "num_bytes")
+    __slots__ = ("added_at", "device", "key", "kind", "num_bytes")
 
-    born: int
+    added_at: int
     device: int
     key: int
     kind: int
@@ -84,16 +84,16 @@ class Account:
         self.peak_by_kind = self.by_kind[:]
         self.peak_at = now
 
-    def rename(self, entry: StorageEntry, kind: int) -> None:
+    def relabel(self, entry: StorageEntry, kind: int) -> None:
         """The entry is `kind`, and was so at the peak if it was alive then."""
         self.by_kind[entry.kind] -= entry.num_bytes
         self.by_kind[kind] += entry.num_bytes
-        if entry.born <= self.peak_at:
+        if entry.added_at <= self.peak_at:
             self.peak_by_kind[entry.kind] -= entry.num_bytes
             self.peak_by_kind[kind] += entry.num_bytes
         entry.kind = kind
 
-    def reading(self, device: int) -> DeviceBytes:
+    def read(self, device: int) -> DeviceBytes:
         return DeviceBytes(
             device=device,
             live_bytes=self.live_bytes,

@@ -13,17 +13,17 @@ from .entries import kind_index
 class ThreadState:
     """Where one thread is. `kind` None follows the rule of ledger.py."""
 
-    __slots__ = ("crossing", "depth", "device", "kind", "paused")
+    __slots__ = ("depth", "device", "is_transfer", "kind", "paused")
 
     def __init__(self) -> None:
         self.device = 0
         self.kind: int | None = None
-        self.crossing = False
+        self.is_transfer = False
         self.paused = 0
         self.depth = 0
 
 
-class Threads(threading.local):
+class ThreadLocalState(threading.local):
     """The state of the calling thread."""
 
     def __init__(self) -> None:
@@ -33,24 +33,26 @@ class Threads(threading.local):
 class Scope:
     """Sets some of this thread's state, and puts back on leaving what was there."""
 
-    __slots__ = ("_crossing", "_device", "_kind", "_names_kind", "_saved", "_state")
+    __slots__ = ("_device", "_is_transfer", "_kind", "_saved", "_sets_kind", "_state")
 
-    def __init__(self, state: ThreadState, device: int | None, kind: str | None, *, crossing: bool) -> None:
+    def __init__(
+        self, state: ThreadState, device: int | None, kind: str | None, *, is_transfer: bool
+    ) -> None:
         self._state = state
         self._device = device
         self._kind = None if kind is None or kind == "auto" else kind_index(kind)
-        self._names_kind = kind is not None
-        self._crossing = crossing
+        self._sets_kind = kind is not None
+        self._is_transfer = is_transfer
         self._saved: tuple[int, int | None, bool] = (0, None, False)
 
     def __enter__(self) -> None:
         state = self._state
-        self._saved = (state.device, state.kind, state.crossing)
+        self._saved = (state.device, state.kind, state.is_transfer)
         if self._device is not None:
             state.device = self._device
-        if self._names_kind:
+        if self._sets_kind:
             state.kind = self._kind
-        state.crossing = state.crossing or self._crossing
+        state.is_transfer = state.is_transfer or self._is_transfer
 
     def __exit__(self, *_: object) -> None:
-        self._state.device, self._state.kind, self._state.crossing = self._saved
+        self._state.device, self._state.kind, self._state.is_transfer = self._saved

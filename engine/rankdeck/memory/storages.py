@@ -1,7 +1,7 @@
 """Every live storage with its virtual device and what it is for, and the sums and peaks of each device.
 
 A storage is entered by whoever knows of it and leaves when it dies (a weak reference). Its kind may be named
-later, also in a peak that saw it. Read entries.py before, follower.py next.
+later, also in a peak that saw it. Read entries.py before, ledger_mode.py next.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..torch_compat.dispatch import parts_of, storage_key
+from ..torch_compat.dispatch import storage_key, storage_tensors
 from ..torch_compat.dtensors import local_part
 from .entries import Account, DeviceBytes, StorageEntry, kind_index
 
@@ -38,14 +38,14 @@ class Storages:
         """Bytes that live now on all virtual devices together."""
         self.peak_bytes = 0
         """The highest sum over all virtual devices; their own peaks come at different moments."""
-        self._changes = 0
+        self._num_changes = 0
         # Re-entrant: a storage may die, and leave, while another is entered.
         self._lock = threading.RLock()
 
     def device_of(self, tensor: Tensor) -> int | None:
         """The virtual device of a tensor, None when the ledger does not know it."""
         tensor = local_part(tensor)
-        for part in (tensor,) if tensor.layout is torch.strided else parts_of(tensor):
+        for part in (tensor,) if tensor.layout is torch.strided else storage_tensors(tensor):
             entry = self.live.get(storage_key(part.untyped_storage()))
             if entry is not None:
                 return entry.device
@@ -56,7 +56,7 @@ class Storages:
         index = kind_index(kind)
         for storage in _storages_of(tensors):
             if storage_key(storage) in self.live:
-                self._rename(storage, index)
+                self._relabel(storage, index)
             else:
                 self.add(storage, device, index)
 
@@ -64,7 +64,7 @@ class Storages:
         """Name the storages of `tensors` as `kind`, also in a peak that saw them. Skips unknown ones."""
         index = kind_index(kind)
         for storage in _storages_of(tensors):
-            self._rename(storage, index)
+            self._relabel(storage, index)
 
     def add(self, storage: torch.UntypedStorage, device: int, kind: int) -> None:
         """Enter a storage, unless it is there already."""
@@ -72,37 +72,37 @@ class Storages:
         with self._lock:
             if key in self.live:
                 return
-            entry = StorageEntry(storage, self._gone)
+            entry = StorageEntry(storage, self._on_storage_freed)
             entry.key = key
             entry.device = device
             entry.kind = kind
             entry.num_bytes = 0
             self.live[key] = entry
-            self._change(entry, self._rounded(storage.nbytes()))
+            self._set_size(entry, self._round_up(storage.nbytes()))
 
-    def resized(self, storage: torch.UntypedStorage) -> None:
+    def update_size(self, storage: torch.UntypedStorage) -> None:
         """Note the bytes that a known storage has now."""
         with self._lock:
             entry = self.live.get(storage_key(storage))
             if entry is not None:
-                num_bytes = self._rounded(storage.nbytes())
+                num_bytes = self._round_up(storage.nbytes())
                 if num_bytes != entry.num_bytes:
-                    self._change(entry, num_bytes)
+                    self._set_size(entry, num_bytes)
 
-    def _change(self, entry: StorageEntry, num_bytes: int) -> None:
+    def _set_size(self, entry: StorageEntry, num_bytes: int) -> None:
         delta = num_bytes - entry.num_bytes
         entry.num_bytes = num_bytes
-        self._changes += 1
-        entry.born = self._changes
+        self._num_changes += 1
+        entry.added_at = self._num_changes
         account = self._accounts[entry.device]
         account.by_kind[entry.kind] += delta
         account.live_bytes += delta
         if account.live_bytes > account.peak_bytes:
-            account.reset_peak(self._changes)
+            account.reset_peak(self._num_changes)
         self.live_bytes += delta
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
-    def _gone(self, ref: StorageEntry) -> None:
+    def _on_storage_freed(self, ref: StorageEntry) -> None:
         with self._lock:
             if self.live.get(ref.key) is not ref:
                 return
@@ -112,37 +112,37 @@ class Storages:
             account.live_bytes -= ref.num_bytes
             self.live_bytes -= ref.num_bytes
 
-    def _rename(self, storage: torch.UntypedStorage, kind: int) -> None:
+    def _relabel(self, storage: torch.UntypedStorage, kind: int) -> None:
         with self._lock:
             entry = self.live.get(storage_key(storage))
             if entry is not None and entry.kind != kind:
-                self._accounts[entry.device].rename(entry, kind)
+                self._accounts[entry.device].relabel(entry, kind)
 
     def refresh_sizes(self) -> None:
         """Storages may have been resized while nobody followed (FSDP frees in this way)."""
         for entry in list(self.live.values()):
             storage = entry()
             if storage is not None:
-                self.resized(storage)
+                self.update_size(storage)
 
-    def _rounded(self, num_bytes: int) -> int:
+    def _round_up(self, num_bytes: int) -> int:
         step = self._round_to_bytes
         return num_bytes if step == 1 else (num_bytes + step - 1) // step * step
 
     def devices(self) -> list[DeviceBytes]:
         """One reading per virtual device, all of one moment."""
         with self._lock:
-            return [account.reading(device) for device, account in enumerate(self._accounts)]
+            return [account.read(device) for device, account in enumerate(self._accounts)]
 
     def reset_peaks(self) -> None:
         """Start new peaks from what lives now, as before each sampled step."""
         with self._lock:
             self.peak_bytes = self.live_bytes
             for account in self._accounts:
-                account.reset_peak(self._changes)
+                account.reset_peak(self._num_changes)
 
 
 def _storages_of(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
     for tensor in tensors:
-        for part in parts_of(local_part(tensor)):
+        for part in storage_tensors(local_part(tensor)):
             yield part.untyped_storage()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rankdeck.events import MEMORY_KINDS
 from rankdeck.memory.entries import DeviceBytes
-from rankdeck.torch_compat.dispatch import parts_of, storage_key
+from rankdeck.torch_compat.dispatch import storage_key, storage_tensors
 from rankdeck.torch_compat.dtensors import local_part
 
 FIRST_READINGS = 3
@@ -25,7 +25,7 @@ FIRST_READINGS = 3
 RECOUNT_S = 10.0
 
 
-class OwnedBytes:
+class OwnerBytes:
     """Bytes by owner on each device of a rank, counted in the first readings and then every RECOUNT_S."""
 
     def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -34,7 +34,7 @@ class OwnedBytes:
         self._counted: dict[torch.device, tuple[dict[str, int], float]] = {}
         self._readings: dict[torch.device, int] = {}
 
-    def on(self, device: torch.device) -> dict[str, int]:
+    def read(self, device: torch.device) -> dict[str, int]:
         num_readings = self._readings[device] = self._readings.get(device, 0) + 1
         now_s = time.monotonic()
         if num_readings > FIRST_READINGS:
@@ -46,7 +46,7 @@ class OwnedBytes:
         return known
 
 
-def read_gpu_bytes(device: torch.device, owned: OwnedBytes) -> DeviceBytes:
+def read_gpu_bytes(device: torch.device, owned: OwnerBytes) -> DeviceBytes:
     """One reading of a CUDA device; both kinds add up to what is allocated. Peaks count from the last
     `reset_gpu_peaks`.
 
@@ -55,13 +55,13 @@ def read_gpu_bytes(device: torch.device, owned: OwnedBytes) -> DeviceBytes:
     """
     stats = torch.cuda.memory_stats_as_nested_dict(device)
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-    known = owned.on(device)
+    known = owned.read(device)
     return DeviceBytes(
         device=device.index or 0,
         live_bytes=allocated["current"],
         peak_bytes=allocated["peak"],
-        live_by_kind=with_rest(known, allocated["current"]),
-        peak_by_kind=with_rest(known, allocated["peak"]),
+        live_by_kind=with_activations(known, allocated["current"]),
+        peak_by_kind=with_activations(known, allocated["peak"]),
         reserved_bytes=reserved["current"],
         peak_reserved_bytes=reserved["peak"],
     )
@@ -88,7 +88,7 @@ def count_by_owner(
     return {kind: num_bytes_of(tensors, device, seen) for kind, tensors in owners.items()}
 
 
-def with_rest(known: dict[str, int], total_bytes: int) -> dict[str, int]:
+def with_activations(known: dict[str, int], total_bytes: int) -> dict[str, int]:
     """All kinds, with the rest of `total_bytes` as activations: what is known is never more than there is."""
     by_kind = dict.fromkeys(MEMORY_KINDS, 0)
     left_bytes = total_bytes
@@ -103,7 +103,9 @@ def num_bytes_of(values: Iterable[Any], device: torch.device | None, seen: set[i
     """Bytes of the tensors among the values, each storage once; `device` None takes those on any."""
     total_bytes = 0
     tensors = [local_part(value) for value in values if isinstance(value, Tensor)]
-    for part in [part for tensor in tensors if device in (None, tensor.device) for part in parts_of(tensor)]:
+    for part in [
+        part for tensor in tensors if device in (None, tensor.device) for part in storage_tensors(tensor)
+    ]:
         storage = part.untyped_storage()
         if storage_key(storage) not in seen:
             seen.add(storage_key(storage))

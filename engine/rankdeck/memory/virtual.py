@@ -28,21 +28,21 @@ class VirtualDevices:
         """Bytes that crossed so far by (source, target), followed or not; not those from the host."""
         self._lock = threading.Lock()
 
-    def count_moved(self, source: int | None, target: int, num_bytes: int) -> None:
+    def count_transfer(self, source: int | None, target: int, num_bytes: int) -> None:
         """Count bytes that crossed. Nothing is counted within a device, or from the host."""
         if source is None or source == target:
             return
         with self._lock:
             pair = (source, target)
             self.moved_bytes[pair] = self.moved_bytes.get(pair, 0) + num_bytes
-        self.ledger.crossed(source, target, num_bytes)
+        self.ledger.record_transfer(source, target, num_bytes)
 
     def copy(self, tensor: Tensor, source: int | None, target: int, kind: str | None = None) -> Tensor:
         """A copy on `target`, or the tensor itself if it is there. Gradients do not cross here."""
         if source == target:
             return tensor
-        self.count_moved(source, target, tensor.numel() * tensor.element_size())
-        with self.ledger.crossing(target, kind):
+        self.count_transfer(source, target, tensor.numel() * tensor.element_size())
+        with self.ledger.transfer_to(target, kind):
             return tensor.clone()
 
     def transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:

@@ -43,19 +43,19 @@ def checkpoint_blocks(model: nn.Module) -> int:
             ),
         )
     for block in blocks:
-        if not isinstance(block, _Checkpointed):
+        if not isinstance(block, _CheckpointedBlock):
             block.__class__ = _checkpointed_class(type(block))  # type: ignore[arg-type]  # classes hash
     return len(blocks)
 
 
-def keep_activations(model: nn.Module) -> None:
+def undo_checkpointing(model: nn.Module) -> None:
     """What `checkpoint_blocks` did, undone in place."""
     for block in model.modules():
-        if isinstance(block, _Checkpointed):
+        if isinstance(block, _CheckpointedBlock):
             block.__class__ = type(block).__bases__[1]
 
 
-class _Checkpointed(nn.Module):
+class _CheckpointedBlock(nn.Module):
     """Placed before a block's own class in the order of resolution: super().forward is the block's."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,17 +67,17 @@ class _Checkpointed(nn.Module):
 
 @functools.cache
 def _checkpointed_class(block_class: type[nn.Module]) -> type[nn.Module]:
-    return type(block_class.__name__, (_Checkpointed, block_class), {})
+    return type(block_class.__name__, (_CheckpointedBlock, block_class), {})
 
 
 def _contexts(
     block: nn.Module,
 ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
     """The surroundings of the first forward and of the second one in backward."""
-    return contextlib.nullcontext(), _WithoutRunningStatistics(block)
+    return contextlib.nullcontext(), _FrozenRunningStatistics(block)
 
 
-class _WithoutRunningStatistics:
+class _FrozenRunningStatistics:
     """Batch norms leave their running figures alone: the first forward has counted this batch already.
 
     Entered once per backward: a zero-bubble schedule computes a block's activations again for the inputs'
@@ -90,13 +90,13 @@ class _WithoutRunningStatistics:
             for module in block.modules()
             if isinstance(module, NormBase) and module.track_running_stats
         ]
-        self._kept: list[tuple[float | None, torch.Tensor | None]] = []
+        self._saved: list[tuple[float | None, torch.Tensor | None]] = []
 
     def __enter__(self) -> None:
-        self._kept = [(norm.momentum, norm.num_batches_tracked) for norm in self._norms]
+        self._saved = [(norm.momentum, norm.num_batches_tracked) for norm in self._norms]
         for norm in self._norms:
             norm.momentum, norm.num_batches_tracked = 0.0, None
 
     def __exit__(self, *_: object) -> None:
-        for norm, (momentum, num_batches) in zip(self._norms, self._kept, strict=True):
+        for norm, (momentum, num_batches) in zip(self._norms, self._saved, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, num_batches

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.base.errors import MachineError, ModelError
-from rankdeck.base.home import expanded
-from rankdeck.base.parsing import json_object
+from rankdeck.base.home import expand_home
+from rankdeck.base.parsing import parse_json_object
 from rankdeck.base.phrases import phrase
 
-SAMPLES = 4096
+DEFAULT_SAMPLES = 4096
 _WITHOUT_CACHE = {"use_cache": False}
 
 
@@ -34,7 +34,7 @@ def model(*, config: str, **changes: Any) -> nn.Module:
 
     Raises: ModelError for a file that is no such configuration; MachineError without the extra hf.
     """
-    fields = {**_fields(config), **_WITHOUT_CACHE, **changes}
+    fields = {**_read_config(config), **_WITHOUT_CACHE, **changes}
     transformers = _transformers()
     name = (fields.get("architectures") or ["none"])[0]
     architecture = getattr(transformers, name, None)
@@ -55,22 +55,22 @@ def model(*, config: str, **changes: Any) -> nn.Module:
     return built
 
 
-def tokens(*, config: str, length: int, samples: int = SAMPLES) -> tuple[Tokens, None]:
+def tokens(*, config: str, length: int, samples: int = DEFAULT_SAMPLES) -> tuple[RandomTokens, None]:
     """Random sequences of the configuration's vocabulary with themselves as labels; nothing is held out.
 
     Raises: ModelError for a file that is no configuration of a language model.
     """
-    vocabulary = _fields(config).get("vocab_size")
+    vocabulary = _read_config(config).get("vocab_size")
     if not isinstance(vocabulary, int):
         raise ModelError(
             phrase("{config} has no vocab_size: it is no language model.", config=config),
             path="data.args.config",
             advice=phrase("Give the model data of its own."),
         )
-    return Tokens(vocabulary, length, samples), None
+    return RandomTokens(vocabulary, length, samples), None
 
 
-class Tokens(torch.utils.data.Dataset[dict[str, Tensor]]):
+class RandomTokens(torch.utils.data.Dataset[dict[str, Tensor]]):
     """Sample i is drawn from i alone."""
 
     def __init__(self, vocabulary: int, length: int, samples: int) -> None:
@@ -85,11 +85,11 @@ class Tokens(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, "labels": ids}
 
 
-def _fields(config: str) -> dict[str, object]:
-    path = expanded(config)
+def _read_config(config: str) -> dict[str, object]:
+    path = expand_home(config)
     path = path / "config.json" if path.is_dir() else path
     try:
-        return json_object(path.read_text(encoding="utf-8"))
+        return parse_json_object(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
             phrase(

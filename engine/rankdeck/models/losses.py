@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import Phrase, phrase
-from rankdeck.config.catalog import MASKED
+from rankdeck.config.catalog import IGNORE_INDEX
 from rankdeck.torch_compat.fake_tensors import FakeTensor
 
 LossFunction = Callable[[Any, Any], tuple[Tensor, Any]]
@@ -38,14 +38,14 @@ class Loss:
     name: str
     function: LossFunction
     nominal_count: Callable[[Any], int | None]
-    correct: Callable[[Any, Any], Tensor] | None = None
-    inside: bool = False
+    count_correct: Callable[[Any, Any], Tensor] | None = None
+    is_in_model: bool = False
     """Whether the model computes it in its forward, from the batch that it is given."""
-    trouble: Callable[[], Phrase | None] = lambda: None
+    mismatch: Callable[[], Phrase | None] = lambda: None
     """Why parts of a batch do not add up to the whole, as far as was seen by now; None where they do."""
 
 
-def _class_last(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _align_classes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Logits as (N, C) and targets as (N,), from (B, ..., C) or torch's own (B, C, ...).
 
     Raises: ModelError when the shapes do not belong together.
@@ -79,18 +79,18 @@ def _class_last(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def _sum_cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (B, ..., C) and class indices (B, ...); targets of -100 count nothing."""
     total, _ = _sum_unmasked_cross_entropy(outputs, targets)
-    return total, (targets != MASKED).sum()
+    return total, (targets != IGNORE_INDEX).sum()
 
 
 def _sum_unmasked_cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
     """As above, where no target is masked: they are counted without looking at them."""
-    logits, classes = _class_last(outputs, targets)
-    return F.cross_entropy(logits, classes, ignore_index=MASKED, reduction="sum"), targets.numel()
+    logits, classes = _align_classes(outputs, targets)
+    return F.cross_entropy(logits, classes, ignore_index=IGNORE_INDEX, reduction="sum"), targets.numel()
 
 
-def _correct_classes(outputs: Tensor, targets: Tensor) -> Tensor:
-    logits, classes = _class_last(outputs, targets)
-    return ((logits.argmax(-1) == classes) & (classes != MASKED)).sum()
+def _count_correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    logits, classes = _align_classes(outputs, targets)
+    return ((logits.argmax(-1) == classes) & (classes != IGNORE_INDEX)).sum()
 
 
 def _sum_squares(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
@@ -109,13 +109,13 @@ def _sum_squares(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
     return F.mse_loss(outputs, targets.to(outputs.dtype), reduction="sum"), targets.numel()
 
 
-def _field(outputs: Any, name: str) -> Any:
+def _get_field(outputs: Any, name: str) -> Any:
     return outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
 
 
-def _own_loss(counts: MeanCounts, outputs: Any, targets: Any) -> tuple[Tensor, Any]:
+def _model_loss(counts: MeanCounter, outputs: Any, targets: Any) -> tuple[Tensor, Any]:
     """The model's `.loss`, a mean over `.count` targets; without a count, over as many as `counts` finds."""
-    loss = _field(outputs, "loss")
+    loss = _get_field(outputs, "loss")
     if not isinstance(loss, Tensor):
         raise ModelError(
             phrase('loss.use = "model", but the model\'s output has no loss.'),
@@ -124,9 +124,9 @@ def _own_loss(counts: MeanCounts, outputs: Any, targets: Any) -> tuple[Tensor, A
                 "Return an object or a dict with `loss` (a mean) and, where it can differ, `count`."
             ),
         )
-    count = _field(outputs, "count")
+    count = _get_field(outputs, "count")
     if count is None:
-        count = counts.of(loss, targets)
+        count = counts.find_count(loss, targets)
     if count is None:
         raise ModelError(
             phrase('loss.use = "model": it is not known how many targets the loss is a mean of.'),
@@ -148,7 +148,7 @@ def cross_entropy(*, may_mask: bool = True) -> Loss:
     Data that never masks a target (`may_mask` False) spares every step the counting.
     """
     function = _sum_cross_entropy if may_mask else _sum_unmasked_cross_entropy
-    return Loss("cross_entropy", function, _numel, _correct_classes)
+    return Loss("cross_entropy", function, _numel, _count_correct)
 
 
 def mse() -> Loss:
@@ -158,12 +158,12 @@ def mse() -> Loss:
 
 def model_loss() -> Loss:
     """What the model itself computes in its forward; only then it is known how many targets count."""
-    counts = MeanCounts()
-    function = functools.partial(_own_loss, counts)
-    return Loss("model", function, lambda targets: None, inside=True, trouble=lambda: counts.trouble)
+    counts = MeanCounter()
+    function = functools.partial(_model_loss, counts)
+    return Loss("model", function, lambda targets: None, is_in_model=True, mismatch=lambda: counts.mismatch)
 
 
-def own_loss(name: str, function: Any) -> Loss:
+def user_loss(name: str, function: Any) -> Loss:
     """A person's `function(outputs, targets) -> (sum, count)`.
 
     Raises: ModelError when it cannot be called so.
@@ -229,19 +229,19 @@ def _is_sum_and_count(result: Any) -> bool:
 # first steps.
 
 Count = Tensor | int | float
-_Rule = Callable[[Any], Count]
-_NUM_LOOKS = 4
+_CountRule = Callable[[Any], Count]
+_MAX_GRAPH_CHECKS = 4
 """Batches whose graph is compared with what is in them; later ones cost nothing more."""
-_LINEAR = {"Add", "Sub", "Rsub", "Neg", "Mul", "Div", "ToCopy", "Clone", "Alias", "Stack", "Cat"}
-_LINEAR |= {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
+_LINEAR_OPS = {"Add", "Sub", "Rsub", "Neg", "Mul", "Div", "ToCopy", "Clone", "Alias", "Stack", "Cat"}
+_LINEAR_OPS |= {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
 """What is done to numbers: a mean times a weight, plus another mean, is made of these."""
 
-HOLDS_MORE = phrase(
+NOT_ONLY_MEANS = phrase(
     "The model's own loss holds what is no mean over targets, like the balance of a router. Parts of a "
     "batch, each with its own, do not add up to the loss of the whole: the run ends with other weights than "
     "one device that takes the batch at once."
 )
-HOLDS_SEVERAL = phrase(
+UNEQUAL_COUNTS = phrase(
     "The model's own loss adds up means over different numbers of targets. Parts of a batch, each with its "
     "own, do not add up to the loss of the whole: the run ends with other weights than one device that "
     "takes the batch at once."
@@ -249,46 +249,46 @@ HOLDS_SEVERAL = phrase(
 
 
 @dataclass(frozen=True)
-class Mean:
-    """A term that is divided by `count`; targets of the value `ignored`, if any, were left out."""
+class MeanTerm:
+    """A term that is divided by `count`; targets of the value `ignore_index`, if any, were left out."""
 
     count: Count
-    ignored: int | None = None
+    ignore_index: int | None = None
 
 
-def terms(loss: Tensor) -> list[Mean | None]:
+def loss_terms(loss: Tensor) -> list[MeanTerm | None]:
     """What a loss without dims adds up: None is what is no mean, or not known to be one. Nothing where there
     is no graph to look at."""
     if loss.grad_fn is None or loss.grad_fn.name().startswith("CompiledFunction"):
         return []
-    return list(_terms((loss.grad_fn, 0), None))
+    return list(_iter_terms((loss.grad_fn, 0), None))
 
 
-def _terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[Mean | None]:
+def _iter_terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[MeanTerm | None]:
     """Of an operation's output by its number. Where all is divided by `divisor`, a sum is a mean."""
     node, output = edge
     kind, _, _ = node.name().partition("Backward")
     above = [one for one in node.next_functions if one[0] is not None]
     if kind == "_DDPSink":  # DistributedDataParallel hands outputs on, each for itself
-        yield from _terms(node.next_functions[output], divisor)
+        yield from _iter_terms(node.next_functions[output], divisor)
     elif kind in ("Mean", "Sum"):
-        if _is_of_numbers(node, above[0][0]):
-            yield from _terms(above[0], divisor)
+        if _reduces_scalars(node, above[0][0]):
+            yield from _iter_terms(above[0], divisor)
         elif kind == "Mean":
-            yield Mean(math.prod(node._saved_self_sym_sizes))
+            yield MeanTerm(math.prod(node._saved_self_sym_sizes))
         else:
-            yield None if divisor is None else Mean(divisor)
+            yield None if divisor is None else MeanTerm(divisor)
     elif hasattr(node, "_saved_reduction"):
-        yield _of_loss_function(node, divisor)
-    elif kind in _LINEAR and (kind not in ("Mul", "Div") or len(above) == 1):
-        within = _product(node._saved_other, divisor) if kind == "Div" else divisor
+        yield _loss_function_mean(node, divisor)
+    elif kind in _LINEAR_OPS and (kind not in ("Mul", "Div") or len(above) == 1):
+        within = _multiply(node._saved_other, divisor) if kind == "Div" else divisor
         for one in above:
-            yield from _terms(one, within)
+            yield from _iter_terms(one, within)
     else:
         yield None
 
 
-def _product(other: Tensor, divisor: Count | None) -> Count:
+def _multiply(other: Tensor, divisor: Count | None) -> Count:
     """Of what is divided by in turn. A number of Python's comes as a tensor that no dispatch mode can take:
     it becomes a number again, without a copy, as every count does that a CPU holds."""
     is_at_hand = type(other) is Tensor and other.device.type == "cpu" and not other.ndim
@@ -297,75 +297,75 @@ def _product(other: Tensor, divisor: Count | None) -> Count:
     return product
 
 
-def _is_of_numbers(reduction: Any, source: Any) -> bool:
+def _reduces_scalars(reduction: Any, source: Any) -> bool:
     """Whether what is reduced are numbers that were put together, or a single one: not targets."""
     num = math.prod(sizes := reduction._saved_self_sym_sizes)
     is_joined = source.name().startswith(("Stack", "Cat")) and num == len(source.next_functions)
     return not sizes or is_joined or (num == 1 and source.name().startswith("Unsqueeze"))
 
 
-def _of_loss_function(node: Any, divisor: Count | None) -> Mean | None:
+def _loss_function_mean(node: Any, divisor: Count | None) -> MeanTerm | None:
     """Of torch's own losses, which say how they reduce: 1 is a mean, 2 a sum."""
     ignored = getattr(node, "_saved_ignore_index", None)
     if ignored is not None and ignored >= 2**63:  # shown without its sign
         ignored -= 2**64
     if node._saved_reduction == 2:
-        return None if divisor is None else Mean(divisor, ignored)
+        return None if divisor is None else MeanTerm(divisor, ignored)
     if node._saved_reduction != 1:
         return None
     if ignored is None:
-        return Mean(node._saved_self.numel())
+        return MeanTerm(node._saved_self.numel())
     if node._saved_weight is not None:
-        return Mean(node._saved_total_weight, ignored)
-    return Mean((node._saved_target != ignored).sum(), ignored)
+        return MeanTerm(node._saved_total_weight, ignored)
+    return MeanTerm((node._saved_target != ignored).sum(), ignored)
 
 
-class MeanCounts:
-    """How many targets a model's own loss is a mean of, batch by batch. `trouble` says why parts of a batch
+class MeanCounter:
+    """How many targets a model's own loss is a mean of, batch by batch. `mismatch` says why parts of a batch
     do not add up to the whole; None where nothing speaks against it."""
 
     def __init__(self) -> None:
-        self.trouble: Phrase | None = None
-        self._rules: list[_Rule] | None = None
+        self.mismatch: Phrase | None = None
+        self._rules: list[_CountRule] | None = None
         self._shares: list[float] = []
-        self._num_looks = 0
+        self._num_graph_checks = 0
 
-    def of(self, loss: Tensor, batch: Any) -> Count | None:
+    def find_count(self, loss: Tensor, batch: Any) -> Count | None:
         """None where neither the graph nor the batch tells."""
-        found = terms(loss)
+        found = loss_terms(loss)
         means = [term for term in found if term is not None]
         if len(means) < len(found):
-            self.trouble = HOLDS_MORE
+            self.mismatch = NOT_ONLY_MEANS
         if not means:
-            return self._without_graph(batch)
-        if self._num_looks < _NUM_LOOKS and not isinstance(loss, FakeTensor):
-            self._look(means, batch)
+            return self._count_without_graph(batch)
+        if self._num_graph_checks < _MAX_GRAPH_CHECKS and not isinstance(loss, FakeTensor):
+            self._check_rules(means, batch)
         return means[0].count
 
-    def _without_graph(self, batch: Any) -> Count | None:
+    def _count_without_graph(self, batch: Any) -> Count | None:
         if self._rules is None:
-            labels = _labelled(batch).get("labels")
-            return None if labels is None else (labels != MASKED).sum()
+            labels = _named_tensors(batch).get("labels")
+            return None if labels is None else (labels != IGNORE_INDEX).sum()
         return self._rules[0](batch) if self._rules else _num_samples(batch)
 
-    def _look(self, means: list[Mean], batch: Any) -> None:
+    def _check_rules(self, means: list[MeanTerm], batch: Any) -> None:
         """Keep the rules that count this batch as its graph does."""
-        self._num_looks += 1
+        self._num_graph_checks += 1
         count = float(means[0].count)
-        rules = _rules(batch, means[0], count) if self._rules is None else self._rules
+        rules = _make_rules(batch, means[0], count) if self._rules is None else self._rules
         self._rules = [rule for rule in rules if float(rule(batch)) == count]
         shares = [float(mean.count) / count for mean in means if count]
         if self._shares and shares and shares != self._shares:
-            self.trouble = HOLDS_SEVERAL
+            self.mismatch = UNEQUAL_COUNTS
         self._shares = shares or self._shares
 
 
-def _rules(batch: Any, mean: Mean, count: float) -> list[_Rule]:
+def _make_rules(batch: Any, mean: MeanTerm, count: float) -> list[_CountRule]:
     """Ways to count a batch, likelier ones first."""
-    masks = dict.fromkeys([MASKED if mean.ignored is None else mean.ignored, MASKED, 0])
-    integers = [name for name, tensor in _labelled(batch).items() if not tensor.is_floating_point()]
-    rules: list[_Rule] = [
-        partial(_unmasked, name=name, first=first, mask=mask)
+    masks = dict.fromkeys([IGNORE_INDEX if mean.ignore_index is None else mean.ignore_index, IGNORE_INDEX, 0])
+    integers = [name for name, tensor in _named_tensors(batch).items() if not tensor.is_floating_point()]
+    rules: list[_CountRule] = [
+        partial(_count_unmasked, name=name, first=first, mask=mask)
         for name in sorted(integers, key=lambda name: name != "labels")
         for mask in masks
         for first in (0, 1)
@@ -374,13 +374,13 @@ def _rules(batch: Any, mean: Mean, count: float) -> list[_Rule]:
     return [*rules, lambda batch: each * _num_samples(batch)]
 
 
-def _unmasked(batch: Any, *, name: str, first: int, mask: int) -> Tensor:
+def _count_unmasked(batch: Any, *, name: str, first: int, mask: int) -> Tensor:
     """How many of a tensor are not `mask`; decoders leave out what is before the `first` of a row."""
-    tensor = _labelled(batch)[name]
+    tensor = _named_tensors(batch)[name]
     return ((tensor[..., first:] if tensor.ndim > 1 else tensor) != mask).sum()
 
 
-def _labelled(batch: Any) -> Mapping[str, Tensor]:
+def _named_tensors(batch: Any) -> Mapping[str, Tensor]:
     """The tensors of a batch by name. One without a name is the labels."""
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.ndim}
@@ -388,4 +388,4 @@ def _labelled(batch: Any) -> Mapping[str, Tensor]:
 
 
 def _num_samples(batch: Any) -> int:
-    return max((len(tensor) for tensor in _labelled(batch).values()), default=0)
+    return max((len(tensor) for tensor in _named_tensors(batch).values()), default=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from rankdeck.base.errors import ModelError, one_of
+from rankdeck.base.errors import ModelError, format_choices
 from rankdeck.base.phrases import phrase
 from rankdeck.models.base import HasUnits, require_positive
 
@@ -119,7 +119,7 @@ def build(*, classes: int, depth: int = 18, stem: str = "imagenet", in_channels:
         raise ModelError(
             phrase("model.args.depth = {given} is not a depth of a ResNet.", given=repr(depth)),
             path="model.args.depth",
-            advice=phrase("Use {known}.", known=one_of(str(known) for known in DEPTHS)),
+            advice=phrase("Use {known}.", known=format_choices(str(known) for known in DEPTHS)),
         )
     if stem not in ("imagenet", "small"):
         raise ModelError(

@@ -9,7 +9,8 @@ syntax of Python 3.9, and looks at torch only once the script has imported it.
     session.py, writer.py      what is known of this process; its lines in the run's event files
     steps.py, losses.py, ...   the parts: each a function of (module, session)
     metrics.py, loggers.py     what scripts log, through loggers of theirs or log.py (`rankdeck.log`)
-    memory.py; full.py         what owners hold; a few steps followed by rankdeck's ledger (following.py)
+    memory.py                  what owners hold
+    full_observation.py        a few steps followed by rankdeck's ledger (ledger_loader.py)
 
 A part that fails is switched off, once, and named in `observed.parts`. Nothing here raises or prints.
 """

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from .frames import leave_out
+from .frames import drop_own_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .session import RankSession
 
-_WHAT_IS_PASSED = {
+_TENSOR_ARGUMENTS = {
     "all_reduce": ("tensor", 0),
     "all_reduce_coalesced": ("tensors", 0),
     "broadcast": ("tensor", 0),
@@ -54,11 +54,11 @@ _WHAT_IS_PASSED = {
 }
 """Each function, and which argument holds what this rank passes: None where that is no tensor."""
 PART = "collectives"
-_JOIN = "init_process_group"
-_GATHERED_S = 1.0
+_INIT = "init_process_group"
+_FLUSH_INTERVAL_S = 1.0
 
 
-class Calls:
+class CollectiveCalls:
     """What was called since the last `take`."""
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class Calls:
     def forget(self) -> None:
         """Start empty, with a lock of its own: also what a forked child does."""
         self._lock = threading.Lock()
-        self._told: dict[str, list[Any]] = {}
+        self._counts: dict[str, list[Any]] = {}
 
     def add(self, name: str, num_bytes: int | None, seconds: float) -> None:
         with self._lock:
-            told = self._told.get(name)
+            told = self._counts.get(name)
             if told is None:
-                told = self._told[name] = [0, None, 0.0]
+                told = self._counts[name] = [0, None, 0.0]
             told[0] += 1
             told[2] += seconds
             if num_bytes is not None:
@@ -82,7 +82,7 @@ class Calls:
     def take(self) -> dict[str, dict[str, float]] | None:
         """The fields of an event, None where nothing was called; bytes where they are known."""
         with self._lock:
-            told, self._told = self._told, {}
+            told, self._counts = self._counts, {}
         if not told:
             return None
         return {
@@ -97,29 +97,29 @@ def install(torch: ModuleType, session: RankSession) -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None:
         return
-    calls = Calls()
-    for name, passed in _WHAT_IS_PASSED.items():
+    calls = CollectiveCalls()
+    for name, passed in _TENSOR_ARGUMENTS.items():
         original = getattr(distributed, name, None)
         if original is not None:
-            setattr(distributed, name, _counted(original, name, passed, calls, session))
-    if (join := getattr(distributed, _JOIN, None)) is not None:
-        setattr(distributed, _JOIN, _joining(join, session))
+            setattr(distributed, name, _wrap_collective(original, name, passed, calls, session))
+    if (join := getattr(distributed, _INIT, None)) is not None:
+        setattr(distributed, _INIT, _wrap_init_process_group(join, session))
     told_at = [0.0]
 
     def flush() -> None:
         now = time.monotonic()
         # The observer's own thread gathers a second; whoever else ticks, does so at an end.
-        if now - told_at[0] >= _GATHERED_S or threading.current_thread().name != "rankdeck":
+        if now - told_at[0] >= _FLUSH_INTERVAL_S or threading.current_thread().name != "rankdeck":
             told = calls.take()
             if told is not None:
                 told_at[0] = now
                 session.emit("collectives", step=session.step, **told)
 
-    session.on_tick.append(session.guarded(PART, flush))
+    session.on_tick.append(session.wrap_part(PART, flush))
     session.on_fork.append(calls.forget)
 
 
-def _joining(original: Callable[..., Any], session: RankSession) -> Callable[..., Any]:
+def _wrap_init_process_group(original: Callable[..., Any], session: RankSession) -> Callable[..., Any]:
     """Where a rank waits until all have come."""
 
     @functools.wraps(original)
@@ -128,7 +128,7 @@ def _joining(original: Callable[..., Any], session: RankSession) -> Callable[...
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            leave_out(error)
+            drop_own_frame(error)
             raise
         finally:
             session.beat("script")
@@ -140,22 +140,22 @@ def let_compile(table: ModuleType, session: RankSession) -> None:
     """Have torch.compile treat each wrapper as the function inside: `table` is where it looks them up."""
     remaps = getattr(table, "traceable_collective_remaps", {})
     distributed = sys.modules.get("torch.distributed")
-    for name in _WHAT_IS_PASSED:
+    for name in _TENSOR_ARGUMENTS:
         wrapper = getattr(distributed, name, None)
         inside = getattr(wrapper, "_rankdeck_inside", None)
         if inside is not None and inside in remaps:
             remaps[wrapper] = remaps[inside]
 
 
-def _counted(
+def _wrap_collective(
     original: Callable[..., Any],
     name: str,
     passed: tuple[str, int] | None,
-    calls: Calls,
+    calls: CollectiveCalls,
     session: RankSession,
 ) -> Callable[..., Any]:
     busy, clock, frame = "collective " + name, time.perf_counter, sys._getframe
-    beat, off = session.beat, session.parts_off
+    beat, off = session.beat, session.disabled_parts
     is_tracing = sys.modules["torch.compiler"].is_dynamo_compiling
 
     @functools.wraps(original)
@@ -169,15 +169,15 @@ def _counted(
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            leave_out(error)
+            drop_own_frame(error)
             raise
         finally:
             seconds = clock() - began
             try:
                 beat("script")
-                calls.add(name, passed and _bytes_of(passed, args, kwargs), seconds)
+                calls.add(name, passed and _passed_bytes(passed, args, kwargs), seconds)
             except Exception as error:
-                session.switch_off(PART, error)
+                session.disable_part(PART, error)
 
     # Found by pickle where the wrapper is: the module that made the function still has that itself.
     call.__module__ = "torch.distributed"
@@ -185,7 +185,7 @@ def _counted(
     return call
 
 
-def _bytes_of(passed: tuple[str, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def _passed_bytes(passed: tuple[str, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     name, place = passed
     value = kwargs.get(name) if name in kwargs else args[place] if place < len(args) else None
     return _num_bytes(value)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def leave_out(error: BaseException) -> None:
+def drop_own_frame(error: BaseException) -> None:
     """Take the frame of whoever has just caught `error`, and raises it again, out of its traceback."""
     error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next

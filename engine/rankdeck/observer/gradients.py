@@ -6,8 +6,8 @@ something larger (sharded parameters), sparse, or still scaled, it is not known.
 
 from __future__ import annotations
 
-from .readings import Scalars, modes_on
-from .wrappers import SHARDED
+from .readings import ScalarReader, has_active_modes
+from .wrappers import SHARDED_WRAPPERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 
-class Gradients:
+class GradientReader:
     """Scalars of an optimizer, around its step."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
-        self._readings = Scalars(torch)
-        self._narrow = (torch.float16, torch.bfloat16)
+        self._readings = ScalarReader(torch)
+        self._half_dtypes = (torch.float16, torch.bfloat16)
 
-    def before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def norm_before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """The norm, where backward has run already."""
         losses = self._session.losses
         if _closure(args, kwargs) is not None or (losses is not None and losses.backwards == 0):
             return None
         return self._norm(optimizer)
 
-    def after(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def norm_after_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """The norm, where backward ran in a closure, once."""
         losses = self._session.losses
         if _closure(args, kwargs) is None or losses is None or losses.backwards_in_step != 1:
@@ -42,17 +42,20 @@ class Gradients:
         """Of the first group."""
         rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
         if isinstance(rate, self._torch.Tensor):
-            return None if modes_on(self._torch) else self._readings.read(rate)
+            return None if has_active_modes(self._torch) else self._readings.read(rate)
         return float(rate) if isinstance(rate, (int, float)) else None
 
     def _norm(self, optimizer: Any) -> Any:
         torch = self._torch
-        if self._session.seen.get("wrapper") in SHARDED or getattr(optimizer, "grad_scale", None) is not None:
+        if (
+            self._session.facts.get("wrapper") in SHARDED_WRAPPERS
+            or getattr(optimizer, "grad_scale", None) is not None
+        ):
             return None
         gradients = [
             p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         ]
-        if not gradients or modes_on(torch):
+        if not gradients or has_active_modes(torch):
             return None
         device = gradients[0].device
         if device.type not in ("cpu", "cuda") or any(
@@ -63,7 +66,7 @@ class Gradients:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return None
         with torch.no_grad():
-            if any(g.dtype in self._narrow for g in gradients):
+            if any(g.dtype in self._half_dtypes for g in gradients):
                 # One by one: a copy of all gradients in fp32 may be more than there is room for.
                 norms = [
                     torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))

@@ -17,7 +17,7 @@ _pages: list[mmap.mmap] = []
 """All that were mapped. Each has a descriptor, whose number may be the script's by the time it is let go."""
 
 
-class Heart:
+class HeartbeatSlot:
     """Slot `rank` of the page at `path`.
 
     Raises:
@@ -38,7 +38,7 @@ class Heart:
         both = [_BEAT.unpack_from(self._page, self._slot + place * _BEAT.size) for place in (0, 1)]
         self._number = max(beat[0] for beat in both)
         self._names: dict[str, bytes] = {}
-        self._at_s = self._longest_gap_s = 0.0
+        self._last_beat_s = self._longest_gap_s = 0.0
         self._step = 0
 
     def beat(self, step: int, phase: str) -> None:
@@ -47,8 +47,8 @@ class Heart:
         if name is None:
             name = self._names[phase] = phase.encode()[:24].decode(errors="ignore").encode()
         now, number = monotonic(), self._number + 1
-        if self._step > 0 and now - self._at_s > self._longest_gap_s:
-            self._longest_gap_s = now - self._at_s
+        if self._step > 0 and now - self._last_beat_s > self._longest_gap_s:
+            self._longest_gap_s = now - self._last_beat_s
         place = self._slot + number % 2 * _BEAT.size
         _BEAT.pack_into(self._page, place, number, step, now, self._longest_gap_s, name, number)
-        self._number, self._step, self._at_s = number, step, now
+        self._number, self._step, self._last_beat_s = number, step, now

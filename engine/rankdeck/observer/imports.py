@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-_TORCH, _OWN_NAME = "torch", "rankdeck"
+_TORCH, _PACKAGE_NAME = "torch", "rankdeck"
 
 
-class _Finder:
+class _WatchedModuleFinder:
     def __init__(self) -> None:
-        self.waiting: "dict[str, list[tuple[str, str, str]]]" = {}
+        self.pending_parts: "dict[str, list[tuple[str, str, str]]]" = {}
         for watched, part, file, function in PARTS:
-            self.waiting.setdefault(watched, []).append((part, file, function))
-        self._asking: "set[tuple[str, int]]" = set()
-        self._until_torch: "list[tuple[str, ModuleType]]" = []
+            self.pending_parts.setdefault(watched, []).append((part, file, function))
+        self._active_searches: "set[tuple[str, int]]" = set()
+        self._deferred_modules: "list[tuple[str, ModuleType]]" = []
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         """What the other finders say; the loader of a watched module is followed."""
         key = (name, get_ident())
-        if name not in self.waiting or key in self._asking:
+        if name not in self.pending_parts or key in self._active_searches:
             return None
         spec = None
-        self._asking.add(key)
+        self._active_searches.add(key)
         try:
             for finder in list(sys.meta_path):
                 if finder is not self and hasattr(finder, "find_spec"):
@@ -42,15 +42,15 @@ class _Finder:
                     if spec is not None:
                         break
         finally:
-            self._asking.discard(key)
+            self._active_searches.discard(key)
         if spec is not None:
             try:
-                self._follow(name, spec.loader)
+                self._wrap_loader(name, spec.loader)
             except Exception:
                 pass
         return spec
 
-    def _follow(self, name: str, loader: "Any") -> None:
+    def _wrap_loader(self, name: str, loader: "Any") -> None:
         if isinstance(loader, type) or not hasattr(loader, "exec_module"):
             return
 
@@ -61,38 +61,38 @@ class _Finder:
             try:
                 run(module)
             except BaseException as error:
-                from .frames import leave_out
+                from .frames import drop_own_frame
 
-                leave_out(error)
+                drop_own_frame(error)
                 raise
             try:
-                self.imported(name, module)
+                self.on_imported(name, module)
             except Exception:
                 pass
 
         # On this one object: it keeps its type, and is as before once it has run.
         loader.exec_module = exec_module
 
-    def imported(self, name: str, module: "ModuleType") -> None:
+    def on_imported(self, name: str, module: "ModuleType") -> None:
         """`module` is there now: its parts are run, those of torch's own modules once torch is whole."""
-        if name.startswith("torch.") and _TORCH in self.waiting:
-            self._until_torch.append((name, module))
+        if name.startswith("torch.") and _TORCH in self.pending_parts:
+            self._deferred_modules.append((name, module))
             return
-        parts = self.waiting.pop(name, [])
-        self._leave_when_done()
+        parts = self.pending_parts.pop(name, [])
+        self._uninstall_when_done()
         for part, file, function in parts:
-            _run(part, file, function, module)
+            _run_part(part, file, function, module)
         if name == _TORCH:
-            late, self._until_torch = self._until_torch, []
+            late, self._deferred_modules = self._deferred_modules, []
             for later, its_module in late:
-                self.imported(later, its_module)
+                self.on_imported(later, its_module)
 
-    def _leave_when_done(self) -> None:
-        if not self.waiting and self in sys.meta_path:
+    def _uninstall_when_done(self) -> None:
+        if not self.pending_parts and self in sys.meta_path:
             sys.meta_path.remove(self)
 
 
-def _run(part: str, file: str, function: str, module: "ModuleType") -> None:
+def _run_part(part: str, file: str, function: str, module: "ModuleType") -> None:
     from . import session
 
     now = session.current()
@@ -100,16 +100,16 @@ def _run(part: str, file: str, function: str, module: "ModuleType") -> None:
         __import__(__package__ + "." + file)
         getattr(sys.modules[__package__ + "." + file], function)(module, now)
     except Exception as error:
-        now.switch_off(part, error)
+        now.disable_part(part, error)
 
 
-class _OwnName:
+class _RankdeckFinder:
     """Finds a module of our name, and loads it."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         # The class of every spec: importlib.machinery would cost each Python of a run some milliseconds.
         make: Any = type(sys.__spec__)
-        return make(name, self, origin=__file__) if name == _OWN_NAME else None
+        return make(name, self, origin=__file__) if name == _PACKAGE_NAME else None
 
     def create_module(self, spec: "Any") -> None:
         """As usual."""
@@ -121,11 +121,11 @@ class _OwnName:
         module.log = log  # type: ignore[attr-defined]
 
 
-def arm() -> None:
+def install_finders() -> None:
     """Watch from now on; what has been imported already (by a .pth file) is taken up at once."""
-    finder = _Finder()
+    finder = _WatchedModuleFinder()
     sys.meta_path.insert(0, finder)
-    sys.meta_path.append(_OwnName())
-    for name in sorted(finder.waiting, key=len):
+    sys.meta_path.append(_RankdeckFinder())
+    for name in sorted(finder.pending_parts, key=len):
         if name in sys.modules:
-            finder.imported(name, sys.modules[name])
+            finder.on_imported(name, sys.modules[name])

@@ -13,8 +13,8 @@ import time
 import weakref
 from collections import deque
 
-from .frames import leave_out
-from .passes import PART, Passes
+from .epochs import PART, EpochTracker
+from .frames import drop_own_frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,113 +22,113 @@ if TYPE_CHECKING:
 
     from .session import RankSession
 
-_MOST_AHEAD = 64
-_DEEPEST = 3
+_MAX_PREFETCHED = 64
+_MAX_DEPTH = 3
 
 
-class _Feed:
+class _LoaderIterator:
     """One iterator of a loader, and its batches that no backward has followed yet."""
 
     def __init__(self, iterator: Any, gone: Any) -> None:
         self.ref = weakref.ref(iterator, gone)
-        self.expected = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
-        self.ahead: deque[int] = deque()
-        self.begin: list[list[Any]] = []
+        self.batch_size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        self.pending: deque[int] = deque()
+        self.first_batches: list[list[Any]] = []
         """Numbers of its first batches."""
-        self.trains = self.trains_now = False
+        self.is_trained_on = self.is_trained_on_now = False
         """Whether a backward has ever followed a batch of it, and since its last pass began."""
-        self.takes_all = False
-        self.measure: Any = None
+        self.takes_all_pending = False
+        self.count_samples: Any = None
 
 
-class Loaders:
+class LoaderTracker:
     """All iterators that are in use."""
 
     def __init__(self, torch_utils: Any, session: RankSession) -> None:
         self._session = session
         self._tensor, self._grad_enabled = torch_utils
-        self._passes = Passes(self._tensor, session)
-        self._look_at_batch = session.guarded(PART, self._passes.fetched)
-        self._end_pass = session.guarded(PART, self._passes.ended)
+        self._epochs = EpochTracker(self._tensor, session)
+        self._record_first_batch = session.wrap_part(PART, self._epochs.on_batch)
+        self._record_epoch_end = session.wrap_part(PART, self._epochs.on_epoch_end)
         self.forget()
 
     def forget(self) -> None:
-        self._feeds: dict[int, _Feed] = {}
-        self._passes.forget()
+        self._iterators: dict[int, _LoaderIterator] = {}
+        self._epochs.forget()
 
-    def _feed(self, iterator: Any) -> _Feed:
-        key, feeds = id(iterator), self._feeds
-        feed = feeds[key] = _Feed(iterator, lambda _: feeds.pop(key, None))
+    def _add_iterator(self, iterator: Any) -> _LoaderIterator:
+        key, feeds = id(iterator), self._iterators
+        feed = feeds[key] = _LoaderIterator(iterator, lambda _: feeds.pop(key, None))
         return feed
 
-    def fetched(self, iterator: Any, batch: Any, seconds: float) -> None:
+    def on_batch(self, iterator: Any, batch: Any, seconds: float) -> None:
         """`iterator` has given `batch`, after so long."""
         if not self._grad_enabled():
             return
-        feed = self._feeds.get(id(iterator))
+        feed = self._iterators.get(id(iterator))
         if feed is None or feed.ref() is not iterator:
-            feed = self._feed(iterator)
-            feed.measure = self._measure_of(batch, feed.expected)
+            feed = self._add_iterator(iterator)
+            feed.count_samples = self._find_sample_counter(batch, feed.batch_size)
         self._session.waited_s += seconds
         try:
-            num_samples = feed.measure(batch)
+            num_samples = feed.count_samples(batch)
         except Exception:
-            feed.measure = self._measure_of(batch, feed.expected)
-            num_samples = feed.measure(batch)
-        self._look_at_batch(feed.begin, batch, feed.trains)
-        feed.ahead.append(num_samples or 0)
-        if len(feed.ahead) > _MOST_AHEAD:
-            feed.takes_all = True
+            feed.count_samples = self._find_sample_counter(batch, feed.batch_size)
+            num_samples = feed.count_samples(batch)
+        self._record_first_batch(feed.first_batches, batch, feed.is_trained_on)
+        feed.pending.append(num_samples or 0)
+        if len(feed.pending) > _MAX_PREFETCHED:
+            feed.takes_all_pending = True
 
-    def ran_out(self, iterator: Any) -> None:
+    def on_exhausted(self, iterator: Any) -> None:
         """The end of a pass; where nobody trained between its batches it was an evaluation."""
-        feed = self._feeds.get(id(iterator))
-        if feed is not None and feed.trains_now:
-            self._end_pass(iterator)
-            feed.trains_now = False  # Persistent workers keep an iterator for the next pass.
-        elif feed is not None and not feed.trains and len(feed.ahead) > 1:
-            feed.ahead.clear()
+        feed = self._iterators.get(id(iterator))
+        if feed is not None and feed.is_trained_on_now:
+            self._record_epoch_end(iterator)
+            feed.is_trained_on_now = False  # Persistent workers keep an iterator for the next pass.
+        elif feed is not None and not feed.is_trained_on and len(feed.pending) > 1:
+            feed.pending.clear()
 
-    def backward(self, _: Any) -> None:
+    def on_backward(self, _: Any) -> None:
         """A backward begins: one batch of each iterator was for it."""
         taken = 0
-        feeds = [feed for feed in list(self._feeds.values()) if feed.ahead]
-        is_known = len(feeds) > 1 and any(feed.trains for feed in feeds)
+        feeds = [feed for feed in list(self._iterators.values()) if feed.pending]
+        is_known = len(feeds) > 1 and any(feed.is_trained_on for feed in feeds)
         for feed in feeds:
-            if is_known and not feed.trains and len(feed.ahead) > 1:
-                feed.ahead.clear()  # It was left in the midst, and another one is trained on.
+            if is_known and not feed.is_trained_on and len(feed.pending) > 1:
+                feed.pending.clear()  # It was left in the midst, and another one is trained on.
             else:
-                num_samples = feed.ahead.popleft()
+                num_samples = feed.pending.popleft()
                 taken += num_samples
-                feed.trains_now = True
-                if not feed.trains:
-                    feed.trains = True
+                feed.is_trained_on_now = True
+                if not feed.is_trained_on:
+                    feed.is_trained_on = True
                     self._describe(feed, num_samples)
-                while feed.takes_all and feed.ahead:
-                    taken += feed.ahead.popleft()
+                while feed.takes_all_pending and feed.pending:
+                    taken += feed.pending.popleft()
         if taken:
             self._session.samples = (self._session.samples or 0) + taken
 
-    def _describe(self, feed: _Feed, num_samples: int) -> None:
+    def _describe(self, feed: _LoaderIterator, num_samples: int) -> None:
         """The data of the first iterator that is trained on."""
         iterator = feed.ref()
         dataset = getattr(iterator, "_dataset", None)
-        if dataset is None or "dataset" in self._session.seen:
+        if dataset is None or "dataset" in self._session.facts:
             return
         try:
             length = len(dataset)
         except Exception:
             length = None
-        self._session.see(
+        self._session.record_facts(
             dataset="%s:%s" % (type(dataset).__module__, type(dataset).__qualname__),
             num_samples=length,
-            batch=feed.expected if isinstance(feed.expected, int) else num_samples,
+            batch=feed.batch_size if isinstance(feed.batch_size, int) else num_samples,
             loader_workers=getattr(iterator, "_num_workers", None),
         )
 
-    def _measure_of(self, batch: Any, expected: Any) -> Any:
+    def _find_sample_counter(self, batch: Any, expected: Any) -> Any:
         """How to tell the samples of a batch of this form: where to look in it, found out once."""
-        found = list(self._lengths(batch, (), _DEEPEST))
+        found = list(self._sample_counts(batch, (), _MAX_DEPTH))
         if not found:
             return lambda batch: None
         agreeing = [path for path, length in found if length == expected]
@@ -141,7 +141,7 @@ class Loaders:
 
         return measure
 
-    def _lengths(self, batch: Any, path: tuple[Any, ...], deeper: int) -> Any:
+    def _sample_counts(self, batch: Any, path: tuple[Any, ...], deeper: int) -> Any:
         """Pairs of (path, whether len() is asked) and how many samples that says, the likeliest first."""
         if isinstance(batch, self._tensor):
             if batch.dim():
@@ -151,10 +151,10 @@ class Loaders:
             return
         if hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
             for key in list(batch.keys()):
-                yield from self._lengths(batch[key], (*path, key), deeper - 1)
+                yield from self._sample_counts(batch[key], (*path, key), deeper - 1)
         elif isinstance(batch, (list, tuple)):
             for place, item in enumerate(batch[:8]):
-                yield from self._lengths(item, (*path, place), deeper - 1)
+                yield from self._sample_counts(item, (*path, place), deeper - 1)
             yield (path, True), len(batch)
 
 
@@ -162,8 +162,8 @@ def install(module: Any, session: RankSession) -> None:
     """Follow the iterators of DataLoader."""
     import torch
 
-    loaders = Loaders((torch.Tensor, torch.is_grad_enabled), session)
-    session.on_backward.append(session.guarded("samples", loaders.backward))
+    loaders = LoaderTracker((torch.Tensor, torch.is_grad_enabled), session)
+    session.on_backward.append(session.wrap_part("samples", loaders.on_backward))
     session.on_fork.append(loaders.forget)
     base = module._BaseDataLoaderIter
     fetch, clock = base.__next__, time.perf_counter
@@ -178,14 +178,14 @@ def install(module: Any, session: RankSession) -> None:
             batch = fetch(self)
         except BaseException as error:
             if isinstance(error, StopIteration):
-                loaders.ran_out(self)
-            leave_out(error)
+                loaders.on_exhausted(self)
+            drop_own_frame(error)
             raise
-        if "samples" not in session.parts_off:
+        if "samples" not in session.disabled_parts:
             try:
-                loaders.fetched(self, batch, clock() - began)
+                loaders.on_batch(self, batch, clock() - began)
             except Exception as error:
-                session.switch_off("samples", error)
+                session.disable_part("samples", error)
         return batch
 
     base.__next__ = observed

@@ -2,7 +2,7 @@
 
 This function is what the installed package gives, and what an observed script finds where the package is not
 installed (imports.py). It asks for the observer of its process, which has one name however it got there, or
-for the rank of a configured run that trains here (`taken_by`); where there is neither, nothing happens.
+for the rank of a configured run that trains here (`rank_handler`); where there is neither, nothing happens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _OBSERVER = "_rankdeck_observer"
-taken_by: Callable[[Any, Mapping[str, object], Any], object] | None = None
+rank_handler: Callable[[Any, Mapping[str, object], Any], object] | None = None
 """Of a rank of a configured run while it trains: who takes what the person's model or loss logs."""
 
 
@@ -26,7 +26,7 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     values are not. `step` is the script's own count. Outside a run, or where a run is not observed, nothing
     happens; this never raises.
     """
-    taker = taken_by
+    taker = rank_handler
     if taker is None and _OBSERVER not in sys.modules:
         return
     try:
@@ -34,6 +34,6 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
             taker(values, named, step)
             return
         __import__(_OBSERVER + ".loggers")
-        sys.modules[_OBSERVER + ".loggers"].take(values, named, step)
+        sys.modules[_OBSERVER + ".loggers"].log_values(values, named, step)
     except Exception:
         pass  # It fails open: there is no run that could be told of it.

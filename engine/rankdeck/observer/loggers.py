@@ -12,10 +12,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from .frames import leave_out
-from .metrics import MetricsBook
-from .parts import LIGHTNING, both_names
-from .readings import OffCpu
+from .frames import drop_own_frame
+from .metrics import MetricBuffer
+from .parts import LIGHTNING, module_names
+from .readings import DeviceScalarReader
 from .session import current
 
 if TYPE_CHECKING:
@@ -24,45 +24,49 @@ if TYPE_CHECKING:
 
     from .session import RankSession
 
-    Told = list[tuple[Any, Any]]  # values and their step
-    Pick = Callable[..., Told]
+    LoggedValues = list[tuple[Any, Any]]  # values and their step
+    ValueExtractor = Callable[..., LoggedValues]
 
 PART = "loggers"
-_books: dict[int, MetricsBook] = {}
+_buffers: dict[int, MetricBuffer] = {}
 
 
-def book_of(session: RankSession) -> MetricsBook:
+def get_metric_buffer(session: RankSession) -> MetricBuffer:
     """The book of this process, which the session's thread empties into events."""
-    book = _books.get(id(session))
+    book = _buffers.get(id(session))
     if book is None:
-        book = _books[id(session)] = MetricsBook(session.logs, lambda: session.step, OffCpu().read)
+        book = _buffers[id(session)] = MetricBuffer(
+            session.on_log, lambda: session.step, DeviceScalarReader().read
+        )
 
         def flush() -> None:
-            for columns in book.take(session.ending):
+            for columns in book.take(session.is_ending):
                 session.emit("metric", **columns._asdict())
 
-        session.on_tick.append(session.guarded(PART, flush))
+        session.on_tick.append(session.wrap_part(PART, flush))
         session.on_fork.append(book.forget)
-        session.book = book
+        session.metric_buffer = book
     return book
 
 
-def take(values: Any, named: Mapping[str, object], step: Any) -> None:
+def log_values(values: Any, named: Mapping[str, object], step: Any) -> None:
     """What `rankdeck.log` was given."""
     session = current()
-    book = book_of(session)
+    book = get_metric_buffer(session)
     try:
         book.add("rankdeck", {**(values or {}), **named}, step)
     except Exception as error:
-        session.switch_off("rankdeck.log", error)
+        session.disable_part("rankdeck.log", error)
 
 
-def _wrap(session: RankSession, owner: Any, name: str, through: str, pick: Pick, **how: Any) -> None:
+def _wrap(
+    session: RankSession, owner: Any, name: str, through: str, pick: ValueExtractor, **how: Any
+) -> None:
     """`owner.name` tells the book what `pick` makes of its arguments, once the call itself has succeeded."""
     original = getattr(owner, name, None)
     if original is None:
         return
-    book = book_of(session)
+    book = get_metric_buffer(session)
     off: list[bool] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -70,7 +74,7 @@ def _wrap(session: RankSession, owner: Any, name: str, through: str, pick: Pick,
         try:
             out = original(*args, **kwargs)
         except BaseException as error:
-            leave_out(error)
+            drop_own_frame(error)
             raise
         finally:
             book.leave()
@@ -80,10 +84,10 @@ def _wrap(session: RankSession, owner: Any, name: str, through: str, pick: Pick,
                     book.add(through, values, step, **how)
                     for value in values.values() if through == "wandb" else ():
                         if type(value).__module__.partition(".")[0] == "wandb":
-                            session.switch_off(*_left_out(through, type(value).__name__))
+                            session.disable_part(*_unlogged_part(through, type(value).__name__))
             except Exception as error:
                 off.append(True)
-                session.switch_off(f"{PART} ({through})", error)
+                session.disable_part(f"{PART} ({through})", error)
         return out
 
     if hasattr(original, "__code__") or hasattr(original, "__wrapped__"):
@@ -91,7 +95,7 @@ def _wrap(session: RankSession, owner: Any, name: str, through: str, pick: Pick,
     setattr(owner, name, call)
 
 
-def _transformers(self: Any, *_: Any, **__: Any) -> Told:
+def _transformers(self: Any, *_: Any, **__: Any) -> LoggedValues:
     # What every callback was told, which includes what the trainer has added.
     if not self.state.is_world_process_zero:
         return []
@@ -100,11 +104,11 @@ def _transformers(self: Any, *_: Any, **__: Any) -> Told:
     return [(told, step)]
 
 
-def _accelerate(self: Any, values: Any, step: Any = None, *_: Any, **__: Any) -> Told:
+def _accelerate(self: Any, values: Any, step: Any = None, *_: Any, **__: Any) -> LoggedValues:
     return [(values, step)] if self.is_main_process else []
 
 
-def _lightning(self: Any, metrics: Any, step: Any = None) -> Told:
+def _lightning(self: Any, metrics: Any, step: Any = None) -> LoggedValues:
     trainer = self.trainer
     if not trainer.is_global_zero:
         return []
@@ -117,25 +121,27 @@ def _lightning(self: Any, metrics: Any, step: Any = None) -> Told:
     return [(values, step)]
 
 
-def _fabric(self: Any, metrics: Any, step: Any = None) -> Told:
+def _fabric(self: Any, metrics: Any, step: Any = None) -> LoggedValues:
     return [(metrics, step)] if self.is_global_zero else []
 
 
-def _writer(self: Any, tag: Any, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any) -> Told:
+def _summary_writer_scalar(
+    self: Any, tag: Any, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any
+) -> LoggedValues:
     return [({tag: scalar_value}, global_step)]
 
 
-def _writer_of_many(
+def _summary_writer_scalars(
     self: Any, main_tag: Any, tag_scalar_dict: Any, global_step: Any = None, *_: Any, **__: Any
-) -> Told:
+) -> LoggedValues:
     return [({main_tag: tag_scalar_dict}, global_step)]
 
 
-def _wandb(self: Any, data: Any = None, step: Any = None, *_: Any, **__: Any) -> Told:
+def _wandb(self: Any, data: Any = None, step: Any = None, *_: Any, **__: Any) -> LoggedValues:
     return [(data, step)] if data else []
 
 
-def _tell_left_out(session: RankSession, owner: Any, name: str, through: str) -> None:
+def _report_unlogged_call(session: RankSession, owner: Any, name: str, through: str) -> None:
     """`owner.name` logs what is no number: its first call says that it is not kept."""
     original: Any = getattr(owner, name, None)
     if not hasattr(original, "__code__"):
@@ -143,60 +149,63 @@ def _tell_left_out(session: RankSession, owner: Any, name: str, through: str) ->
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        session.switch_off(*_left_out(through, name))
+        session.disable_part(*_unlogged_part(through, name))
         return original(*args, **kwargs)
 
     setattr(owner, name, call)
 
 
-def _left_out(through: str, what: str) -> tuple[str, str]:
+def _unlogged_part(through: str, what: str) -> tuple[str, str]:
     return f"all but numbers ({through})", f"{what} is not kept; it is where {through} writes it"
 
 
-def _mlflow(key: Any, value: Any, step: Any = None, *_: Any, **__: Any) -> Told:
+def _mlflow(key: Any, value: Any, step: Any = None, *_: Any, **__: Any) -> LoggedValues:
     return [({key: value}, step)]
 
 
-def _mlflow_many(metrics: Any, step: Any = None, *_: Any, **__: Any) -> Told:
+def _mlflow_metrics(metrics: Any, step: Any = None, *_: Any, **__: Any) -> LoggedValues:
     return [(metrics, step)]
 
 
 def _mlflow_client(
     self: Any, run_id: Any, key: Any, value: Any, timestamp: Any = None, step: Any = None, *_: Any, **__: Any
-) -> Told:
+) -> LoggedValues:
     return [({key: value}, step)]
 
 
-def _mlflow_batch(self: Any, run_id: Any, metrics: Any = (), *_: Any, **__: Any) -> Told:
+def _mlflow_batch(self: Any, run_id: Any, metrics: Any = (), *_: Any, **__: Any) -> LoggedValues:
     return [({metric.key: metric.value}, metric.step) for metric in metrics]
 
 
-def _on_rank_zero(module: ModuleType) -> Pick:
+def _on_rank_zero(module: ModuleType) -> ValueExtractor:
     """What a logger of Lightning's own is told by a script or a callback that asks for it directly."""
 
-    def pick(self: Any, metrics: Any, step: Any = None, *_: Any, **__: Any) -> Told:
+    def pick(self: Any, metrics: Any, step: Any = None, *_: Any, **__: Any) -> LoggedValues:
         elsewhere = getattr(getattr(module, "rank_zero_only", None), "rank", 0)
         return [] if elsewhere else [(metrics, step)]
 
     return pick
 
 
-_WRITERS = (("SummaryWriter", "add_scalar", _writer), ("SummaryWriter", "add_scalars", _writer_of_many))
-_CALLS: dict[str, tuple[str, tuple[tuple[str, str, Pick], ...]]] = {
+_SUMMARY_WRITER_CALLS = (
+    ("SummaryWriter", "add_scalar", _summary_writer_scalar),
+    ("SummaryWriter", "add_scalars", _summary_writer_scalars),
+)
+_CALLS: dict[str, tuple[str, tuple[tuple[str, str, ValueExtractor], ...]]] = {
     "transformers.trainer": ("transformers", (("Trainer", "log", _transformers),)),
     "accelerate.accelerator": ("accelerate", (("Accelerator", "log", _accelerate),)),
-    "torch.utils.tensorboard.writer": ("tensorboard", _WRITERS),
-    "tensorboardX.writer": ("tensorboard", _WRITERS),
+    "torch.utils.tensorboard.writer": ("tensorboard", _SUMMARY_WRITER_CALLS),
+    "tensorboardX.writer": ("tensorboard", _SUMMARY_WRITER_CALLS),
     "wandb.sdk.wandb_run": ("wandb", (("Run", "log", _wandb),)),
     # Runs with WANDB_MODE=disabled: the values go nowhere, and are still what the script tells.
     "wandb.sdk.lib.noop_run": ("wandb", (("NoopRun", "log", _wandb),)),
-    "mlflow.tracking.fluent": ("mlflow", (("", "log_metric", _mlflow), ("", "log_metrics", _mlflow_many))),
+    "mlflow.tracking.fluent": ("mlflow", (("", "log_metric", _mlflow), ("", "log_metrics", _mlflow_metrics))),
     "mlflow.tracking.client": (
         "mlflow",
         (("MlflowClient", "log_metric", _mlflow_client), ("MlflowClient", "log_batch", _mlflow_batch)),
     ),
 }
-_NO_NUMBERS = {
+_NON_SCALAR_CALLS = {
     "tensorboard": [
         f"add_{what}"
         for what in ("image", "images", "figure", "video", "audio", "text", "histogram", "embedding", "mesh")
@@ -213,7 +222,7 @@ _LIGHTNING_LOGGERS = {
     "pytorch.loggers.neptune": "NeptuneLogger",
 }
 _CONNECTOR, _FABRIC = "logger_connector", "fabric.fabric"
-_OF_LIGHTNING = {name: known for known in LIGHTNING for name in both_names(known)}
+_LIGHTNING_MODULES = {name: known for known in LIGHTNING for name in module_names(known)}
 
 
 def install(module: ModuleType, session: RankSession) -> None:
@@ -225,12 +234,12 @@ def install(module: ModuleType, session: RankSession) -> None:
         for owner, call, pick in calls:
             home = getattr(module, owner, None) if owner else module
             if home is not None:
-                _wrap(session, home, call, through, pick, between="." if through == "wandb" else "/")
+                _wrap(session, home, call, through, pick, separator="." if through == "wandb" else "/")
         home = getattr(module, "SummaryWriter", module)
-        for call in _NO_NUMBERS.get(through, ()):
-            _tell_left_out(session, home, call, through)
+        for call in _NON_SCALAR_CALLS.get(through, ()):
+            _report_unlogged_call(session, home, call, through)
         return
-    known = _OF_LIGHTNING[name]
+    known = _LIGHTNING_MODULES[name]
     if known.endswith(_CONNECTOR):
         _wrap(session, module._LoggerConnector, "log_metrics", "lightning", _lightning)
     elif known == _FABRIC:
@@ -238,4 +247,4 @@ def install(module: ModuleType, session: RankSession) -> None:
     else:
         logger = getattr(module, _LIGHTNING_LOGGERS[known])
         # A callback tells each of a trainer's loggers the same.
-        _wrap(session, logger, "log_metrics", "lightning", _on_rank_zero(module), once=True)
+        _wrap(session, logger, "log_metrics", "lightning", _on_rank_zero(module), skip_repeats=True)

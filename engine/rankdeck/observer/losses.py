@@ -12,9 +12,9 @@ import functools
 import sys
 import time
 
-from .frames import leave_out
-from .readings import Scalars, Unread, modes_on
-from .scales import unscaled
+from .frames import drop_own_frame
+from .loss_scale import unscale
+from .readings import ScalarReader, UnreadScalar, has_active_modes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 
-_MOST_READINGS = 256
+_MAX_READINGS = 256
 
 
-class Losses:
+class LossTracker:
     """What backward was called on, until an optimizer takes it."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
-        self._readings = Scalars(torch)
+        self._readings = ScalarReader(torch)
         self.with_scaler = self.with_unknown_scale = False
         """Whether a gradient scaler has made something of losses, and something that could not be marked."""
         self.forget()
@@ -46,28 +46,28 @@ class Losses:
         self.backwards = 0
         self.backwards_in_step = 0
         self.readings: list[Any] = []
-        self._shared = False
+        self._is_shared = False
 
     def take(self) -> tuple[list[Any], int]:
         """What came together, and how often backward ran; empty again."""
         taken = self.readings, self.backwards
         self.readings, self.backwards, self.backwards_in_step = [], 0, 0
-        self._shared = False
+        self._is_shared = False
         return taken
 
     def share(self) -> tuple[list[Any], int]:
         """The same for several optimizers that step on one backward or inside it; the next one ends that."""
-        self._shared = True
+        self._is_shared = True
         return self.readings, self.backwards
 
-    def called(self, tensors: Any) -> None:
+    def on_backward(self, tensors: Any) -> None:
         """Backward is called on `tensors`."""
-        if self._shared:
+        if self._is_shared:
             self.take()
         self.backwards += 1
         session = self._session
         session.beat("backward")
-        if self.in_step and not num_running(sys._getframe(1), self.step_code):
+        if self.in_step and not count_frames(sys._getframe(1), self.step_code):
             self.in_step = False  # An exception has left that step.
         if self.in_step:
             self.backwards_in_step += 1
@@ -83,15 +83,19 @@ class Losses:
             tensors = []
         for function in session.on_backward:
             function(tensors)
-        if len(self.readings) < _MOST_READINGS:
+        if len(self.readings) < _MAX_READINGS:
             loss = self._loss_of(tensors)
             if loss is not None:
-                loss = self._readings.read(loss) if session.sampled else Unread(self._readings, loss.detach())
+                loss = (
+                    self._readings.read(loss)
+                    if session.is_step_sampled
+                    else UnreadScalar(self._readings, loss.detach())
+                )
             self.readings.append(loss)
         else:
             self.readings[-1] = None  # Of so many the sum is not known.
 
-    def failed(self) -> None:
+    def on_backward_failed(self) -> None:
         """The backward that was called last ended in an exception: its loss is nobody's."""
         self.backwards = max(0, self.backwards - 1)
         self.backwards_in_step = max(0, self.backwards_in_step - 1)
@@ -99,10 +103,10 @@ class Losses:
             self.readings.pop()
 
     def _loss_of(self, tensors: Any) -> Any:
-        if not tensors or any(tensor.numel() != 1 for tensor in tensors) or modes_on(self._torch):
+        if not tensors or any(tensor.numel() != 1 for tensor in tensors) or has_active_modes(self._torch):
             return None
         with self._torch.no_grad():
-            losses = [unscaled(tensor) for tensor in tensors] if self.with_scaler else tensors
+            losses = [unscale(tensor) for tensor in tensors] if self.with_scaler else tensors
             for loss, tensor in zip(losses, tensors):
                 if loss is None or (self.with_unknown_scale and loss is tensor):
                     return None
@@ -111,7 +115,7 @@ class Losses:
             return self._torch.stack([t.detach().reshape(()) for t in losses]).sum()
 
 
-def num_running(frame: Any, code: Any) -> int:
+def count_frames(frame: Any, code: Any) -> int:
     """How often `code` is under way in `frame` and in what called it."""
     count = 0
     while frame is not None:
@@ -122,24 +126,24 @@ def num_running(frame: Any, code: Any) -> int:
 
 def install(torch: Any, session: RankSession) -> None:
     """Follow backward."""
-    session.losses = losses = Losses(torch, session)
+    session.losses = losses = LossTracker(torch, session)
     session.on_fork.append(losses.forget)
     backward = torch.autograd.backward
 
     @functools.wraps(backward)
     def observed(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if losses.inside == 0 and "loss" not in session.parts_off:
+        if losses.inside == 0 and "loss" not in session.disabled_parts:
             try:
-                losses.called(tensors)
+                losses.on_backward(tensors)
             except Exception as error:
-                session.switch_off("loss", error)
+                session.disable_part("loss", error)
         losses.inside += 1
         try:
             return backward(tensors, grad_tensors, *args, **kwargs)
         except BaseException as error:
-            leave_out(error)
+            drop_own_frame(error)
             if losses.inside == 1:
-                losses.failed()
+                losses.on_backward_failed()
             raise
         finally:
             losses.inside -= 1

@@ -24,39 +24,39 @@ UNATTRIBUTED = "unattributed"
 """As in events.py, which a test holds."""
 KINDS = ("parameters", "buffers", "gradients", "optimizer")
 """In this order: a storage belongs to the first kind that names it."""
-SHARE = 0.01
+MAX_TIME_SHARE = 0.01
 """Of the time, at most, that walks take."""
-PAUSE_S = 1.0
-_DEEPEST = 4
+MIN_INTERVAL_S = 1.0
+_MAX_DEPTH = 4
 
 
-class MemoryOfOwners:
+class OwnedMemoryReader:
     """Reads a rank's memory now and then. `device` is where a rank without a GPU keeps its tensors."""
 
     def __init__(self, torch: Any, device: int) -> None:
         self._torch = torch
         self._device = device
-        self._owned: dict[tuple[str, int], dict[str, int]] = {}
-        self._walk_at = self._read_at = 0.0
+        self._owned_bytes: dict[tuple[str, int], dict[str, int]] = {}
+        self._next_walk_at = self._next_read_at = 0.0
 
     def read(self, optimizers: Iterable[Any], modules: Iterable[Any]) -> dict[str, object] | None:
         """The fields of an event but for rank and step; None where it is not yet time."""
         began = time.perf_counter()
-        if began < self._read_at:
+        if began < self._next_read_at:
             return None
-        if began >= self._walk_at:
-            self._owned = owned_bytes(self._torch, optimizers, modules)
+        if began >= self._next_walk_at:
+            self._owned_bytes = owned_bytes(self._torch, optimizers, modules)
             took = time.perf_counter() - began
-            self._walk_at = began + max(PAUSE_S, took / SHARE)
+            self._next_walk_at = began + max(MIN_INTERVAL_S, took / MAX_TIME_SHARE)
         elif not self._torch.cuda.is_initialized():
             return None
-        devices = on_gpus(self._torch, self._owned)
+        devices = gpu_memory(self._torch, self._owned_bytes)
         took = time.perf_counter() - began
-        self._read_at = began + max(PAUSE_S / 2, took / SHARE)
+        self._next_read_at = began + max(MIN_INTERVAL_S / 2, took / MAX_TIME_SHARE)
         if devices:
             return {"source": MEASURED_ON_GPU, "devices": devices}
         by_kind = dict.fromkeys(KINDS, 0)
-        for found in self._owned.values():
+        for found in self._owned_bytes.values():
             for kind, num_bytes in found.items():
                 by_kind[kind] += num_bytes
         total = sum(by_kind.values())
@@ -74,21 +74,21 @@ class MemoryOfOwners:
 
 def install(torch: Any, session: RankSession) -> None:
     """Read the memory at sampled steps, as far as its share of the time allows."""
-    reader = MemoryOfOwners(torch, int(os.environ.get("LOCAL_RANK") or 0))
+    reader = OwnedMemoryReader(torch, int(os.environ.get("LOCAL_RANK") or 0))
 
     def read(_: Any) -> None:
-        told = reader.read(_alive(session.optimizers), _alive(session.models))
-        if told is not None and not (session.followed and told["source"] == OWNERS_SEEN):
+        told = reader.read(_live_objects(session.optimizers), _live_objects(session.models))
+        if told is not None and not (session.has_tracked_step and told["source"] == OWNERS_SEEN):
             session.emit("memory", step=session.step, **told)
 
-    session.on_sampled_step.append(session.guarded(PART, read))
+    session.on_sampled_step.append(session.wrap_part(PART, read))
 
 
-def _alive(references: Iterable[Any]) -> list[Any]:
+def _live_objects(references: Iterable[Any]) -> list[Any]:
     return [owner for owner in (reference() for reference in list(references)) if owner is not None]
 
 
-def on_gpus(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list[dict[str, object]]:
+def gpu_memory(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list[dict[str, object]]:
     """What the allocator of each GPU says that this process has used. Starts no GPU."""
     if not torch.cuda.is_initialized():
         return []
@@ -104,8 +104,8 @@ def on_gpus(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list[di
                 "device": device,
                 "live_bytes": allocated["current"],
                 "peak_bytes": allocated["peak"],
-                "live_by_kind": with_rest(known, allocated["current"]),
-                "peak_by_kind": with_rest(known, allocated["peak"]),
+                "live_by_kind": with_unattributed(known, allocated["current"]),
+                "peak_by_kind": with_unattributed(known, allocated["peak"]),
                 "reserved_bytes": reserved["current"],
                 "peak_reserved_bytes": reserved["peak"],
             }
@@ -113,7 +113,7 @@ def on_gpus(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list[di
     return devices
 
 
-def with_rest(known: dict[str, int], total_bytes: int) -> dict[str, int]:
+def with_unattributed(known: dict[str, int], total_bytes: int) -> dict[str, int]:
     """All kinds, the rest of `total_bytes` as unattributed: owners never hold more than there is."""
     by_kind, left = {}, total_bytes
     for kind in KINDS:
@@ -143,7 +143,7 @@ def owned_bytes(
     seen: set[tuple[str, int]] = set()
     found: dict[tuple[str, int], dict[str, int]] = {}
     for kind in KINDS:
-        for tensor in _tensors(torch, owners[kind], _DEEPEST):
+        for tensor in _tensors(torch, owners[kind], _MAX_DEPTH):
             storage = tensor.untyped_storage()
             num_bytes = storage.nbytes()
             if not num_bytes:
@@ -166,12 +166,12 @@ def _tensors(torch: Any, values: Iterable[Any], deep: int) -> Iterator[Any]:
     """The plain tensors with memory among the values, and inside what holds or wraps tensors."""
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield from _plain(torch, value, deep)
+            yield from _plain_tensors(torch, value, deep)
         elif isinstance(value, (dict, list, tuple)) and deep:
             yield from _tensors(torch, value.values() if isinstance(value, dict) else value, deep - 1)
 
 
-def _plain(torch: Any, tensor: Any, deep: int) -> Iterator[Any]:
+def _plain_tensors(torch: Any, tensor: Any, deep: int) -> Iterator[Any]:
     if hasattr(tensor, "__tensor_flatten__"):  # one that wraps others, such as a DTensor
         names, _ = tensor.__tensor_flatten__()
         yield from _tensors(torch, [getattr(tensor, name) for name in names], deep - 1)

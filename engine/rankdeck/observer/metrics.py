@@ -15,16 +15,16 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .readings import resolved, settled
+from .readings import poll_readings, read_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from .readings import Reading
 
-MOST_ROWS = 10_000
+MAX_ROWS = 10_000
 """Rows that wait for a file: where there is none to be had no more than these are kept, the last."""
-_DEEPEST = 4
+_MAX_DEPTH = 4
 
 
 class LoggedRow:
@@ -42,7 +42,7 @@ class LoggedRow:
         self.after = after
         self.values = values
 
-    def takes_in(self, other: LoggedRow) -> bool:
+    def can_merge(self, other: LoggedRow) -> bool:
         """Whether the other's values are more of the same step: many loggers take one value a call."""
         return (
             self.through == other.through
@@ -63,7 +63,7 @@ class LoggedColumns(NamedTuple):
     values: dict[str, list[float | None]]
 
 
-class MetricsBook:
+class MetricBuffer:
     """Rows that are not written yet; safe to use from several threads.
 
     `added` is called whenever there is a row to be written; `read` gives a Reading of a tensor that is not on
@@ -73,7 +73,7 @@ class MetricsBook:
     def __init__(
         self, added: Callable[[], None], steps_so_far: Callable[[], int], read: Callable[[Any], Any]
     ) -> None:
-        self._added = added
+        self._on_row_added = added
         self._steps_so_far = steps_so_far
         self._read = read
         self._calls = threading.local()
@@ -96,30 +96,35 @@ class MetricsBook:
         values: Mapping[Any, Any],
         step: object = None,
         *,
-        between: str = "/",
-        once: bool = False,
+        separator: str = "/",
+        skip_repeats: bool = False,
     ) -> None:
-        """Keep the numbers among `values`; those of nested ones are called outer + `between` + inner.
+        """Keep the numbers among `values`; those of nested ones are called outer + `separator` + inner.
 
-        `once`: what the row before told with the same names, step and values is not told again.
+        `skip_repeats`: what the row before told with the same names, step and values is not told again.
         """
         found: dict[str, Reading] = {}
-        self._collect(values, "", between, found, _DEEPEST)
+        self._collect(values, "", separator, found, _MAX_DEPTH)
         if not found:
             return
-        row = LoggedRow(through, _whole(step), time.time(), self._steps_so_far(), found)
+        row = LoggedRow(through, _to_int(step), time.time(), self._steps_so_far(), found)
         with self._lock:
             last = self._last.get(through)
-            if once and last is not None and last.step == row.step and _covers(last.values, row.values):
+            if (
+                skip_repeats
+                and last is not None
+                and last.step == row.step
+                and _has_all(last.values, row.values)
+            ):
                 return
-            if last is not None and self._rows and self._rows[-1] is last and last.takes_in(row):
+            if last is not None and self._rows and self._rows[-1] is last and last.can_merge(row):
                 last.values.update(row.values)
                 return
             self._rows.append(row)
             self._last[through] = row
-            if len(self._rows) > MOST_ROWS:
+            if len(self._rows) > MAX_ROWS:
                 del self._rows[0]
-        self._added()
+        self._on_row_added()
 
     def take(self, ending: bool = False) -> list[LoggedColumns]:
         """One event for each logger; from the first row on that still waits, rows stay."""
@@ -127,7 +132,7 @@ class MetricsBook:
             rows, self._rows = self._rows, []
         by_logger: dict[str, list[LoggedRow]] = {}
         for place, row in enumerate(rows):
-            values = settled(functools.partial(_numbers, dict(row.values)), row.since_s, ending)
+            values = poll_readings(functools.partial(_numbers, dict(row.values)), row.since_s, ending)
             if values is None:
                 with self._lock:
                     self._rows[:0] = rows[place:]
@@ -150,11 +155,11 @@ class MetricsBook:
                 if deep:
                     self._collect(value, name + between, between, found, deep - 1)
                 continue
-            kept = self._kept(value)
+            kept = self._to_reading(value)
             if kept is not None:
                 found[name] = kept
 
-    def _kept(self, value: Any) -> Any:
+    def _to_reading(self, value: Any) -> Any:
         """A number as a float, a tensor that is not on a CPU as a Reading; None for anything else."""
         if isinstance(value, bool):
             return None
@@ -183,7 +188,7 @@ def _columns(through: str, rows: list[LoggedRow]) -> LoggedColumns:
             column = values.get(name)
             if column is None:
                 column = values[name] = [None] * len(rows)
-            column[place] = _finite(value)
+            column[place] = _finite_or_none(value)
     return LoggedColumns(
         through,
         steps=[row.step for row in rows],
@@ -194,14 +199,14 @@ def _columns(through: str, rows: list[LoggedRow]) -> LoggedColumns:
 
 
 def _numbers(values: dict[str, Reading]) -> list[Any]:
-    return [resolved(value) for value in values.values()]
+    return [read_value(value) for value in values.values()]
 
 
-def _finite(value: Reading) -> float | None:
+def _finite_or_none(value: Reading) -> float | None:
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def _whole(step: Any) -> int | None:
+def _to_int(step: Any) -> int | None:
     """A step as loggers take it: a whole number, or a tensor or array of one."""
     if step is None or isinstance(step, bool):
         return None
@@ -213,6 +218,6 @@ def _whole(step: Any) -> int | None:
         return None
 
 
-def _covers(known: dict[str, Reading], values: dict[str, Reading]) -> bool:
+def _has_all(known: dict[str, Reading], values: dict[str, Reading]) -> bool:
     """Whether all of these were known; of what has yet to be read that is not said."""
     return all(isinstance(value, float) and known.get(name) == value for name, value in values.items())

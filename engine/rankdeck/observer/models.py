@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from .session import RankSession
 
-_PUT_IN_PLACE = ("torch.distributed.fsdp", "torch.distributed._composable")
+_INJECTED_CLASS_MODULES = ("torch.distributed.fsdp", "torch.distributed._composable")
 _OTHER_WRAPPERS = ("FullyShardedDataParallel", "_FabricModule")
-_MOST_NODES = 400
+_MAX_NODES = 400
 _LIBRARIES = (
     "transformers", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed",
     "torchvision",
@@ -33,9 +33,9 @@ _PRECISIONS = {
     "torch.float32": "fp32",
     "torch.float64": "fp64",
 }
-_SHARE = 0.01
+_MAX_TIME_SHARE = 0.01
 """Of the time, at most, that is spent on looking for models: all objects of the process are looked at."""
-_PRODUCTS = (
+_MATMUL_NODES = (
     "AddmmBackward",
     "MmBackward",
     "BmmBackward",
@@ -49,14 +49,14 @@ def install(torch: Any, session: RankSession) -> None:
     """Look at the leading optimizer, and at the first backwards."""
 
     def leading(optimizer: Any) -> None:
-        session.see(
-            optimizer=_name(optimizer),
-            parameter_groups=[_group(group) for group in optimizer.param_groups[:8]],
+        session.record_facts(
+            optimizer=_class_name(optimizer),
+            parameter_groups=[_group_options(group) for group in optimizer.param_groups[:8]],
         )
-        if "precision" not in session.seen and "precision" not in session.parts_off:
+        if "precision" not in session.facts and "precision" not in session.disabled_parts:
             kinds = {str(p.dtype) for group in optimizer.param_groups for p in group["params"]}
             if len(kinds) == 1:
-                session.see(precision=_PRECISIONS.get(kinds.pop()))
+                session.record_facts(precision=_PRECISIONS.get(kinds.pop()))
         find_model(optimizer)
 
     def versions(optimizer: Any) -> None:
@@ -69,41 +69,41 @@ def install(torch: Any, session: RankSession) -> None:
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             facts["backend"] = str(distributed.get_backend())
-        session.see(**facts)
+        session.record_facts(**facts)
 
     def precision(tensors: Any) -> None:
-        found = _computed_in(tensors[0]) if tensors else None
+        found = _compute_precision(tensors[0]) if tensors else None
         if found is not None:
-            session.see(precision=found)
+            session.record_facts(precision=found)
         if found is not None or session.step > 2:
             # Another list: somebody goes through this one now.
             session.on_backward = [function for function in session.on_backward if function is not look]
 
-    find_model = session.guarded("model", _Models(torch, session).look)
-    session.on_leading.append(session.guarded("optimizer", leading))
-    session.on_begin.append(session.guarded("versions", versions))
-    look = session.guarded("precision", precision)
+    find_model = session.wrap_part("model", _ModelFinder(torch, session).find)
+    session.on_leader_chosen.append(session.wrap_part("optimizer", leading))
+    session.on_rank_start.append(session.wrap_part("versions", versions))
+    look = session.wrap_part("precision", precision)
     if hasattr(torch.autograd.graph.Node, "_input_metadata"):
         session.on_backward.append(look)
     else:  # That of the parameters alone would be wrong under autocast.
-        session.switch_off("precision", "autograd's graph does not tell it before torch 2.5")
+        session.disable_part("precision", "autograd's graph does not tell it before torch 2.5")
 
 
-class _Models:
+class _ModelFinder:
     """The modules that are trained, and which of them is the model."""
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
-        self._look_again_at = 0.0
+        self._next_search_at = 0.0
 
-    def look(self, optimizer: Any) -> None:
+    def find(self, optimizer: Any) -> None:
         """Find what this optimizer trains, unless it is too early to look again."""
         session, began = self._session, time.perf_counter()
-        if began < self._look_again_at:
+        if began < self._next_search_at:
             return
-        model = _find(self._torch, optimizer)
+        model = _find_model(self._torch, optimizer)
         now = time.perf_counter()
-        self._look_again_at = now + (now - began) / _SHARE
+        self._next_search_at = now + (now - began) / _MAX_TIME_SHARE
         session.models[:] = [ref for ref in session.models if ref() is not None]
         known = [ref() for ref in session.models]
         if model is not None and not any(model is other for other in known):
@@ -112,21 +112,23 @@ class _Models:
         model = next((other for other in (ref() for ref in session.models) if other is not None), None)
         if model is None:
             return
-        session.see(model=_name(_unwrapped(model)), num_parameters=sum(p.numel() for p in model.parameters()))
-        session.see(batch_norms=_num_batch_norms(self._torch, model))
-        if "wrapper" not in session.seen:
+        session.record_facts(
+            model=_class_name(_unwrapped(model)), num_parameters=sum(p.numel() for p in model.parameters())
+        )
+        session.record_facts(batch_norms=_num_batch_norms(self._torch, model))
+        if "wrapper" not in session.facts:
             for cls in type(model).__mro__:
                 if cls.__module__.startswith("torch.") and cls.__name__ == "FSDPModule":
-                    session.see(wrapper="fully_shard")
+                    session.record_facts(wrapper="fully_shard")
 
 
-def _name(thing: Any) -> str:
+def _class_name(thing: Any) -> str:
     """Its class; of one that fully_shard has put in its place, the class that it was."""
-    own = [cls for cls in type(thing).__mro__ if not cls.__module__.startswith(_PUT_IN_PLACE)]
+    own = [cls for cls in type(thing).__mro__ if not cls.__module__.startswith(_INJECTED_CLASS_MODULES)]
     return "%s:%s" % (own[0].__module__, own[0].__qualname__)
 
 
-def _group(group: Mapping[str, Any]) -> dict[str, object]:
+def _group_options(group: Mapping[str, Any]) -> dict[str, object]:
     """A group's options, and how many parameters have them."""
     options: dict[str, object] = {"num_parameters": sum(p.numel() for p in group["params"])}
     for key, value in group.items():
@@ -157,7 +159,7 @@ def _num_batch_norms(torch: Any, model: Any) -> int:
     return sum(isinstance(module, norms) and module.training for module in model.modules())
 
 
-def _find(torch: Any, optimizer: Any) -> Any:
+def _find_model(torch: Any, optimizer: Any) -> Any:
     """Of the modules that are in no other one, the one with the most parameters that has the optimizer's."""
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
     kind = torch.nn.Module
@@ -173,16 +175,16 @@ def _find(torch: Any, optimizer: Any) -> Any:
     return best
 
 
-def _computed_in(tensor: Any) -> str | None:
+def _compute_precision(tensor: Any) -> str | None:
     """The precision of the first products behind `tensor`, from the shape of autograd's graph."""
     seen: set[Any] = set()
     waiting = [tensor.grad_fn]
-    while waiting and len(seen) < _MOST_NODES:
+    while waiting and len(seen) < _MAX_NODES:
         node = waiting.pop(0)
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.name().startswith(_PRODUCTS):
+        if node.name().startswith(_MATMUL_NODES):
             described = getattr(node, "_input_metadata", None)
             return _PRECISIONS.get(str(described[0].dtype)) if described else None
         waiting.extend(following for following, _ in node.next_functions)

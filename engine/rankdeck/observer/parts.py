@@ -26,13 +26,13 @@ LIGHTNING = (
     "pytorch.loggers.neptune",
 )
 """The same of Lightning, whose two rooms are published inside one package and as packages of their own."""
-_ALONE = {"pytorch": "pytorch_lightning", "fabric": "lightning_fabric"}
+_STANDALONE_PACKAGES = {"pytorch": "pytorch_lightning", "fabric": "lightning_fabric"}
 
 
-def both_names(name: str) -> "tuple[str, str]":
+def module_names(name: str) -> "tuple[str, str]":
     """What a module of Lightning may be called."""
     room, _, rest = name.partition(".")
-    return "lightning." + name, _ALONE[room] + "." + rest
+    return "lightning." + name, _STANDALONE_PACKAGES[room] + "." + rest
 
 
 PARTS = (
@@ -40,8 +40,8 @@ PARTS = (
     ("torch", "loss", "losses", "install"),
     ("torch._dynamo.trace_rules", "compiler", "steps", "leave_uncompiled"),
     ("torch", "model", "models", "install"),
-    ("torch.amp.grad_scaler", "scaler", "scaler", "install"),
-    ("torch.distributed.fsdp.sharded_grad_scaler", "scaler", "scaler", "install_sharded"),
+    ("torch.amp.grad_scaler", "scaler", "grad_scaler", "install"),
+    ("torch.distributed.fsdp.sharded_grad_scaler", "scaler", "grad_scaler", "install_sharded"),
     ("torch.utils.data.dataloader", "samples", "loaders", "install"),
     ("torch", "stacks", "stacks", "install"),
     ("torch.nn.parallel.distributed", "wrapper", "wrappers", "install_ddp"),
@@ -49,11 +49,11 @@ PARTS = (
     ("torch.distributed.fsdp", "wrapper", "wrappers", "install_fsdp"),
     ("torch.distributed._composable.fsdp", "wrapper", "wrappers", "install_fsdp"),
     ("torch", "memory", "memory", "install"),
-    ("torch", "full", "full", "install"),
-    ("torch.utils.data.dataloader", "full", "full", "name_batches"),
-    ("torch.distributed.rendezvous", "meeting", "meeting", "install"),
+    ("torch", "full", "full_observation", "install"),
+    ("torch.utils.data.dataloader", "full", "full_observation", "name_batches"),
+    ("torch.distributed.rendezvous", "meeting", "rendezvous", "install"),
     ("torch", "collectives", "collectives", "install"),
     ("torch.distributed._functional_collectives", "collectives", "collectives", "let_compile"),
     *((name, "loggers", "loggers", "install") for name in LOGGERS),
-    *((name, "loggers", "loggers", "install") for known in LIGHTNING for name in both_names(known)),
+    *((name, "loggers", "loggers", "install") for known in LIGHTNING for name in module_names(known)),
 )

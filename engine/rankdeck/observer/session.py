@@ -27,8 +27,8 @@ import time
 from collections import deque
 from functools import wraps
 
-from . import title
-from .heartbeats import Heart
+from . import process_title
+from .heartbeats import HeartbeatSlot
 from .writer import RankFile
 
 TYPE_CHECKING = False
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 TICK_S = 0.25
-_MOST_EARLY = 1000
-_END_S = 0.5
-_COUNTS = {"skipped", "other_optimizers", "same_epochs"}
+_MAX_EARLY_EVENTS = 1000
+_JOIN_TIMEOUT_S = 0.5
+_COUNTER_FACTS = {"skipped", "other_optimizers", "same_epochs"}
 """Facts that change all the time: by themselves they are told every few seconds, and at the end."""
-_COUNTED_S = 5.0
+_COUNTER_INTERVAL_S = 5.0
 
 
 class RankSession:
@@ -51,59 +51,59 @@ class RankSession:
         self.run = environment["RANKDECK_RUN"]
         self.attempt = int(environment.get("RANKDECK_ATTEMPT") or 0)
         self.level = environment.get("RANKDECK_OBSERVE") or "light"
-        self._page = environment.get("RANKDECK_HEARTBEAT")
-        self.on_begin: list[Callable[[Any], None]] = []
+        self._heartbeat_page = environment.get("RANKDECK_HEARTBEAT")
+        self.on_rank_start: list[Callable[[Any], None]] = []
         self.on_sampled_step: list[Callable[[Any], None]] = []
         self.on_backward: list[Callable[[Any], None]] = []
-        self.on_leading: list[Callable[[Any], None]] = []
+        self.on_leader_chosen: list[Callable[[Any], None]] = []
         self.on_tick: list[Callable[[], None]] = []
         self.on_fork: list[Callable[[], None]] = []
-        self.parts_off: dict[str, str] = {}
+        self.disabled_parts: dict[str, str] = {}
         self.stack_signal: int | None = None
         self.losses: Any = None
         """What backward was called on; None where that part is off."""
-        self.book: Any = None
+        self.metric_buffer: Any = None
         """What the script has logged (metrics.py)."""
-        self._forget()
-        os.register_at_fork(before=self._pause, after_in_child=self._forked)
+        self._reset()
+        os.register_at_fork(before=self._before_fork, after_in_child=self._after_fork_in_child)
         atexit.register(self.end)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.rank: int | None = None
         self.world_size: int | None = None
         self.step = 0
-        self.sampled = True
+        self.is_step_sampled = True
         """Whether the step that runs now is one that is looked at closely."""
-        self.fired = 0
+        self.num_outermost_steps = 0
         """Outermost steps of any optimizer."""
         self.first_step = 0
         """The step that an earlier process of this rank has come to."""
         self.active_since: float | None = None
         """When the first batch was asked for, or backward first ran (time.perf_counter)."""
-        self.ending = False
+        self.is_ending = False
         self.waited_s = 0.0
         self.samples: int | None = None
         """Of all training batches so far whose backward has run; None where no loader tells."""
-        self.followed = False
-        """Whether a step was followed operation by operation (full.py): owners on a CPU say less."""
+        self.has_tracked_step = False
+        """Whether a step was followed operation by operation (full_observation.py): CPU owners say less."""
         self.models: list[Any] = []
         """Weak references of the modules that are trained, outermost first."""
         self.optimizers: list[Any] = []
         """Weak references of the optimizers that have stepped, inner ones too."""
-        self.seen: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         self._file: RankFile | None = None
-        self._shared: RankFile | None = None
+        self._logging_file: RankFile | None = None
         """Where a process that has not stepped writes what it logs."""
-        self._early: deque[tuple[str, dict[str, object]]] = deque(maxlen=_MOST_EARLY)
-        self._told: dict[str, object] | None = None
-        self._told_at = 0.0
-        self._heart: Heart | None = None
+        self._early_events: deque[tuple[str, dict[str, object]]] = deque(maxlen=_MAX_EARLY_EVENTS)
+        self._reported_facts: dict[str, object] | None = None
+        self._reported_at = 0.0
+        self._heartbeat: HeartbeatSlot | None = None
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
-        self._ends_by_itself = False
+        self._thread_lock = threading.Lock()
+        self._has_finalizer = False
         self._stop = threading.Event()
         self._lock = threading.RLock()
-        self._open_heart_of_started_rank()
+        self._open_heartbeat_of_started_rank()
 
     # What parts use.
 
@@ -111,36 +111,36 @@ class RankSession:
         """Append an event; before this process is a rank it waits, and is lost if it never becomes one."""
         file = self._file
         if file is None:
-            self._early.append((kind, fields))
+            self._early_events.append((kind, fields))
         else:
             file.write(kind, {"rank": file.rank, **fields})
 
-    def see(self, **facts: Any) -> None:
+    def record_facts(self, **facts: Any) -> None:
         """Facts of events.Observed; told again, whole, when one has changed."""
-        self.seen.update(facts)
+        self.facts.update(facts)
 
     def beat(self, phase: str) -> None:
         """This process is alive, and in `phase` of the step after `step`."""
-        heart = self._heart
+        heart = self._heartbeat
         if heart is not None:
             heart.beat(self.step, phase)
 
-    def switch_off(self, part: str, error: BaseException | str) -> None:
+    def disable_part(self, part: str, error: BaseException | str) -> None:
         """That part is off from now on; the first reason is told."""
         if not isinstance(error, str):
             error = "%s: %s" % (type(error).__name__, error)
-        self.parts_off.setdefault(part, error[:300])
+        self.disabled_parts.setdefault(part, error[:300])
 
-    def guarded(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_part(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` until it fails for the first time; from then on it does nothing."""
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if part not in self.parts_off:
+            if part not in self.disabled_parts:
                 try:
                     return function(*args, **kwargs)
                 except Exception as error:
-                    self.switch_off(part, error)
+                    self.disable_part(part, error)
             return None
 
         return call
@@ -152,42 +152,42 @@ class RankSession:
         """Whether this process is a rank whose lines are written down."""
         return self._file is not None and self._thread is not None
 
-    def begin(self, optimizer: Any) -> None:
+    def start_rank(self, optimizer: Any) -> None:
         """The first step of this process: from now on it is a rank."""
         if self.rank is not None:
             self._ensure_thread()
             return
         self._stop_thread()
-        if self._shared is not None:
-            self._shared.close()
-            self._shared = None
-        file, world_size = self._claim()
-        self.rank, self.world_size, self.first_step = file.rank, world_size, file.steps
-        self.step += file.steps
-        self._open_heart(file.rank)
-        for function in self.on_begin:
+        if self._logging_file is not None:
+            self._logging_file.close()
+            self._logging_file = None
+        file, world_size = self._claim_file()
+        self.rank, self.world_size, self.first_step = file.rank, world_size, file.last_step
+        self.step += file.last_step
+        self._open_heartbeat(file.rank)
+        for function in self.on_rank_start:
             function(optimizer)
-        devices, uuids = self.guarded("devices", _devices)(optimizer, file.rank) or ([file.rank], [])
+        devices, uuids = self.wrap_part("devices", _devices)(optimizer, file.rank) or ([file.rank], [])
         started = {"rank": file.rank, "pid": os.getpid(), "devices": devices, "uuids": uuids}
         started.update(world_size=world_size, stack_signal=self.stack_signal)
-        started.update(threads=self.guarded("threads", sys.modules["torch"].get_num_threads)())
+        started.update(threads=self.wrap_part("threads", sys.modules["torch"].get_num_threads)())
         file.write("rank_started", started)
         self._file = file
-        self._tell()
-        while self._early:
-            kind, fields = self._early.popleft()
+        self._report_facts()
+        while self._early_events:
+            kind, fields = self._early_events.popleft()
             self.emit(kind, **fields)
         self._ensure_thread()
 
-    def logs(self) -> None:
+    def on_log(self) -> None:
         """The script has logged something, which is written down whether or not it ever steps."""
         if self._thread is None:
             self._ensure_thread()
 
-    def _claim(self) -> tuple[RankFile, int | None]:
+    def _claim_file(self) -> tuple[RankFile, int | None]:
         """The file of the rank that this process is, and how many ranks its process group has."""
-        rank, world_size = _place()
-        num_ranks = max(world_size or 1, _number("WORLD_SIZE", 1))
+        rank, world_size = _rank_and_world_size()
+        num_ranks = max(world_size or 1, _env_int("WORLD_SIZE", 1))
         return RankFile(os.path.join(self.run, "events"), rank, self.attempt, num_ranks), world_size
 
     def tick(self, wait_s: float = -1) -> None:
@@ -198,77 +198,83 @@ class RankSession:
             if self._file is not None:
                 for function in self.on_tick:
                     function()
-                self._tell()
-            elif self.book is not None:
+                self._report_facts()
+            elif self.metric_buffer is not None:
                 self._write_logged()
         finally:
             self._lock.release()
 
     def _write_logged(self) -> None:
-        told = self.book.take(self.ending)
+        told = self.metric_buffer.take(self.is_ending)
         if not told:
             return
-        file = self._shared
+        file = self._logging_file
         if file is None or not file.resume():
             if file is not None:
                 file.close()
-            file, _ = self._claim()
-            self._shared = file
+            file, _ = self._claim_file()
+            self._logging_file = file
         for columns in told:
             file.write("metric", {"rank": file.rank, **columns._asdict()})
-        if self.parts_off:
-            file.write("observed", {"rank": file.rank, "script": _script(), "parts": dict(self.parts_off)})
-        file.let_go()
+        if self.disabled_parts:
+            file.write(
+                "observed", {"rank": file.rank, "script": _script_path(), "parts": dict(self.disabled_parts)}
+            )
+        file.release()
 
     def end(self) -> None:
         """What is left is written; why the process ends is its supervisor's to say."""
-        self.ending = True
+        self.is_ending = True
         self._stop_thread()
-        self._tick_at_last()
+        self._final_tick()
         file = self._file
-        if file is not None and file.dropped:
+        if file is not None and file.num_dropped:
             # The file cannot say it: see base/heartbeat.py.
-            self.beat("finished, lost %d %d" % (min(file.dropped, 99_999), file.error_number))
-        self.ending = False
+            self.beat("finished, lost %d %d" % (min(file.num_dropped, 99_999), file.error_number))
+        self.is_ending = False
 
-    def _tell(self) -> None:
-        facts = dict(self.seen)
-        facts["script"] = _script()
-        facts["parts"] = dict(self.parts_off)
-        told, now = self._told or {}, time.monotonic()
+    def _report_facts(self) -> None:
+        facts = dict(self.facts)
+        facts["script"] = _script_path()
+        facts["parts"] = dict(self.disabled_parts)
+        told, now = self._reported_facts or {}, time.monotonic()
         names = facts.keys() | told.keys()
         changed = {name for name in names if name not in told or facts.get(name) != told[name]}
-        if changed - _COUNTS or (changed and (self.ending or now - self._told_at >= _COUNTED_S)):
-            self._told, self._told_at = facts, now
+        if changed - _COUNTER_FACTS or (
+            changed and (self.is_ending or now - self._reported_at >= _COUNTER_INTERVAL_S)
+        ):
+            self._reported_facts, self._reported_at = facts, now
             self.emit("observed", **facts)
 
     def _ensure_thread(self) -> None:
-        with self._starting:
+        with self._thread_lock:
             if self._thread is not None:
                 return
             self._stop = threading.Event()
-            thread = threading.Thread(target=self._work, args=(self._stop,), name="rankdeck", daemon=True)
+            thread = threading.Thread(
+                target=self._run_thread, args=(self._stop,), name="rankdeck", daemon=True
+            )
             thread.start()
             self._thread = thread
             helpers = sys.modules.get("multiprocessing.util")
-            if helpers is not None and not self._ends_by_itself:
+            if helpers is not None and not self._has_finalizer:
                 # A process that multiprocessing has forked ends without atexit.
-                self._ends_by_itself = True
+                self._has_finalizer = True
                 helpers.Finalize(None, self.end, exitpriority=0)
 
-    def _work(self, stop: threading.Event) -> None:
+    def _run_thread(self, stop: threading.Event) -> None:
         # Signals are the script's, and where it has blocked them they wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not stop.wait(TICK_S):
             try:
                 self.tick()
             except Exception as error:
-                self.switch_off("writing", error)
+                self.disable_part("writing", error)
 
-    def _pause(self) -> None:
+    def _before_fork(self) -> None:
         """Without the thread, and with nothing left to write: before a fork, which copies one thread only."""
         if self._stop_thread():
-            self._tick_at_last()
+            self._final_tick()
 
     def _stop_thread(self) -> bool:
         """False where there is none."""
@@ -277,53 +283,55 @@ class RankSession:
             return False
         self._stop.set()
         if thread is not threading.current_thread():
-            thread.join(_END_S)
+            thread.join(_JOIN_TIMEOUT_S)
         return True
 
-    def _tick_at_last(self) -> None:
+    def _final_tick(self) -> None:
         try:
-            self.tick(_END_S)
+            self.tick(_JOIN_TIMEOUT_S)
         except Exception as error:
-            self.switch_off("writing", error)
+            self.disable_part("writing", error)
 
-    def _forked(self) -> None:
+    def _after_fork_in_child(self) -> None:
         try:
-            for file in (self._file, self._shared):
+            for file in (self._file, self._logging_file):
                 if file is not None:
                     file.close()
-            self._forget()
+            self._reset()
             for function in self.on_fork:
                 function()
         except Exception as error:
-            self.switch_off("fork", error)
+            self.disable_part("fork", error)
 
-    def _open_heart(self, rank: int) -> None:
-        if self._page and rank is not None:
+    def _open_heartbeat(self, rank: int) -> None:
+        if self._heartbeat_page and rank is not None:
             try:
-                self._heart = Heart(self._page, rank)
+                self._heartbeat = HeartbeatSlot(self._heartbeat_page, rank)
             except (OSError, ValueError) as error:
-                self.switch_off("heartbeats", error)
+                self.disable_part("heartbeats", error)
 
-    def _open_heart_of_started_rank(self) -> None:
+    def _open_heartbeat_of_started_rank(self) -> None:
         """What the supervisor started itself beats before its first step too; what scripts start does not."""
-        parts = (self._page or "").split("/")
+        parts = (self._heartbeat_page or "").split("/")
         if len(parts) > 2 and parts[2] == str(os.getppid()):
-            self._open_heart(_number("RANK", 0))
-            title.name_process("rank %d/%d" % (_number("RANK", 0), _number("WORLD_SIZE", 1)), self.run)
+            self._open_heartbeat(_env_int("RANK", 0))
+            process_title.set_process_name(
+                "rank %d/%d" % (_env_int("RANK", 0), _env_int("WORLD_SIZE", 1)), self.run
+            )
 
 
-def _number(name: str, without: int) -> int:
+def _env_int(name: str, without: int) -> int:
     try:
         return int(os.environ[name])
     except (KeyError, ValueError):
         return without
 
 
-def _place() -> tuple[int, int | None]:
+def _rank_and_world_size() -> tuple[int, int | None]:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    return _number("RANK", 0), None
+    return _env_int("RANK", 0), None
 
 
 def _devices(optimizer: Any, rank: int) -> tuple[list[int], list[str | None]]:
@@ -348,7 +356,7 @@ def _devices(optimizer: Any, rank: int) -> tuple[list[int], list[str | None]]:
     return indices, uuids
 
 
-def _script() -> str:
+def _script_path() -> str:
     main = sys.modules.get("__main__")
     return getattr(main, "__file__", None) or (sys.argv[0] if sys.argv else "")
 

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 
-from .writer import open_aside
+from .writer import open_high_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from .session import RankSession
 
-_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+_FLIGHT_RECORDER_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """Of gloo, and of NCCL in builds that have it."""
-_NUM_CALLS = 64
+_MAX_ENTRIES = 64
 
 
 def install(torch: Any, session: RankSession) -> None:
@@ -39,12 +39,12 @@ def install(torch: Any, session: RankSession) -> None:
             if signal.getsignal(number) == signal.SIG_DFL
         ]
         if not free:
-            session.switch_off("stacks", "no signal is free")
+            session.disable_part("stacks", "no signal is free")
             return
         folder = os.path.join(session.run, "logs")
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, "rank-%d.%d" % (session.rank or 0, session.attempt))
-        opened = open_aside(path + ".stacks")  # as long as the process lives
+        opened = open_high_fd(path + ".stacks")  # as long as the process lives
         answered = os.fstat(opened).st_size
         faulthandler.register(free[0], file=opened, all_threads=True, chain=False)
         session.stack_signal = free[0]
@@ -55,23 +55,23 @@ def install(torch: Any, session: RankSession) -> None:
             return
         size = os.stat(path + ".stacks").st_size
         # The interpreter keeps the error that ends it.
-        if size != answered or (session.ending and hasattr(sys, "last_value")):
+        if size != answered or (session.is_ending and hasattr(sys, "last_value")):
             answered = size
-            _write_calls(path + ".calls")
+            _write_flight_record(path + ".calls")
 
     def forget() -> None:
         nonlocal path
         path, session.stack_signal = "", None
 
-    session.on_begin.append(session.guarded("stacks", register))
-    session.on_tick.append(session.guarded("stacks", tell_calls))
+    session.on_rank_start.append(session.wrap_part("stacks", register))
+    session.on_tick.append(session.wrap_part("stacks", tell_calls))
     session.on_fork.append(forget)
 
 
-def _write_calls(path: str) -> None:
+def _write_flight_record(path: str) -> None:
     distributed = sys.modules.get("torch._C._distributed_c10d")
     entries: list[Any] = []
-    for name in _DUMPS:
+    for name in _FLIGHT_RECORDER_DUMPS:
         dump = getattr(distributed, name, None)
         if dump is not None:
             told = dump(True, False)
@@ -83,7 +83,7 @@ def _write_calls(path: str) -> None:
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(handle, "w") as file:
-            json.dump({"entries": entries[-_NUM_CALLS:]}, file)
+            json.dump({"entries": entries[-_MAX_ENTRIES:]}, file)
         os.replace(fresh, path)
     except OSError:
         os.unlink(fresh)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import weakref
 
-from .frames import leave_out
+from .frames import drop_own_frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,36 +15,36 @@ if TYPE_CHECKING:
 
     from .session import RankSession
 
-SHARDED = ("FullyShardedDataParallel", "fully_shard")
+SHARDED_WRAPPERS = ("FullyShardedDataParallel", "fully_shard")
 """Those under which a parameter is a part of a larger one."""
 
 
 def install_ddp(module: Any, session: RankSession) -> None:
-    _follow_constructor(
-        module.DistributedDataParallel, session, session.guarded("wrapper", _named_parameters)
+    _wrap_constructor(
+        module.DistributedDataParallel, session, session.wrap_part("wrapper", _enable_parameter_names)
     )
 
 
 def install_dp(module: Any, session: RankSession) -> None:
-    _follow_constructor(module.DataParallel, session)
+    _wrap_constructor(module.DataParallel, session)
 
 
 def install_fsdp(module: Any, session: RankSession) -> None:
     """FSDP's class, and the function of its second version, under the names that scripts import."""
     whole = getattr(module, "FullyShardedDataParallel", None)
     if whole is not None and not hasattr(whole.__init__, "__rankdeck__"):
-        _follow_constructor(whole, session)
+        _wrap_constructor(whole, session)
     shard = getattr(module, "fully_shard", None)
     if shard is None or hasattr(shard, "__rankdeck__"):
         return
-    told = session.guarded("wrapper", _tell)
+    told = session.wrap_part("wrapper", _record_wrapper)
 
     @functools.wraps(shard)
     def observed(wrapped: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             result = shard(wrapped, *args, **kwargs)
         except BaseException as error:
-            leave_out(error)
+            drop_own_frame(error)
             raise
         told(session, "fully_shard", shard, (wrapped, *args), kwargs, wrapped)
         return result
@@ -53,36 +53,36 @@ def install_fsdp(module: Any, session: RankSession) -> None:
     module.fully_shard = observed
 
 
-def _named_parameters() -> Callable[[], None]:
+def _enable_parameter_names() -> Callable[[], None]:
     """The wrapper that is made from here to the call of the result says which parameters went unused by their
     names, as torch does at TORCH_DISTRIBUTED_DEBUG=INFO, where the script has asked for nothing else."""
     import torch
 
     distributed: Any = torch.distributed
     if distributed.get_debug_level() != distributed.DebugLevel.OFF:
-        return _nothing
+        return _do_nothing
     distributed.set_debug_level(distributed.DebugLevel.INFO)
     return functools.partial(distributed.set_debug_level, distributed.DebugLevel.OFF)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-def _follow_constructor(
+def _wrap_constructor(
     wrapper: Any, session: RankSession, begin: Callable[[], Callable[[], None] | None] = lambda: None
 ) -> None:
     """`begin` comes before the constructor; what it gives is called after it."""
     construct = wrapper.__init__
-    told = session.guarded("wrapper", _tell)
+    told = session.wrap_part("wrapper", _record_wrapper)
 
     @functools.wraps(construct)
     def observed(self: Any, *args: Any, **kwargs: Any) -> None:
-        end = begin() or _nothing
+        end = begin() or _do_nothing
         try:
             construct(self, *args, **kwargs)
         except BaseException as error:
-            leave_out(error)
+            drop_own_frame(error)
             raise
         finally:
             end()
@@ -92,27 +92,27 @@ def _follow_constructor(
     wrapper.__init__ = observed
 
 
-def _tell(
+def _record_wrapper(
     session: RankSession, name: str, called: Callable[..., Any], args: Any, kwargs: Any, model: Any
 ) -> None:
     """Note the wrapper; of several (one inside the other, or layer by layer) the last one is outermost."""
     given = inspect.signature(called).bind(*args, **kwargs).arguments
-    options = {key: _plain(value) for key, value in list(given.items())[1:] if key != "module"}
+    options = {key: _to_json(value) for key, value in list(given.items())[1:] if key != "module"}
     options.update(options.pop("kwargs", None) or {})
     session.models[:] = [ref for ref in session.models if ref() not in (None, model)]
     session.models.insert(0, weakref.ref(model))
     if name == "DataParallel":
         options["device_ids"] = [int(index) for index in getattr(model, "device_ids", [])]
-    session.see(wrapper=name, wrapper_options=options)
+    session.record_facts(wrapper=name, wrapper_options=options)
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """What JSON can say, or the value's own words, shortened."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value[:16]]
+        return [_to_json(item) for item in value[:16]]
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in list(value.items())[:16]}
+        return {str(key): _to_json(item) for key, item in list(value.items())[:16]}
     text = getattr(value, "__qualname__", None) or str(value)
     return text if len(text) <= 120 else text[:119] + "…"

@@ -23,73 +23,74 @@ if TYPE_CHECKING:
     from typing import Any
 
 _TAIL_BYTES = 1 << 20
-_ASIDE = 512
-_MOST_RANKS = 4096
-_A_MOMENT_S = 0.05
+_MIN_FD = 512
+_MAX_RANKS = 4096
+_CLAIM_TIMEOUT_S = 0.05
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
 
 
 class RankFile:
-    """An open, locked file. `rank` may differ from what was asked for; `steps` is what it held already."""
+    """An open, locked file. `rank` may differ from what was asked for; `last_step` is what it held
+    already."""
 
     def __init__(self, folder: str, rank: int, attempt: int, num_ranks: int) -> None:
         os.makedirs(folder, exist_ok=True)
         self.rank = rank
-        while not self._claim_soon(os.path.join(folder, "rank-%d.%d.jsonl" % (self.rank, attempt))):
+        while not self._claim_with_retry(os.path.join(folder, "rank-%d.%d.jsonl" % (self.rank, attempt))):
             self.rank = max(self.rank + 1, num_ranks)
-            if self.rank >= _MOST_RANKS:
+            if self.rank >= _MAX_RANKS:
                 raise OSError("no rank's number is free")
         self._lock = threading.Lock()
-        self.dropped, self.error_number, self._reason = 0, 0, ""
-        self._seq, self.steps = self._read_on()
+        self.num_dropped, self.error_number, self._reason = 0, 0, ""
+        self._seq, self.last_step = self._read_position()
 
-    def _claim_soon(self, path: str) -> bool:
+    def _claim_with_retry(self, path: str) -> bool:
         """The same, also where somebody lets go of the file in a moment."""
-        until = time.monotonic() + _A_MOMENT_S
+        until = time.monotonic() + _CLAIM_TIMEOUT_S
         while not self._claim(path):
             if time.monotonic() > until:
                 return False
-            time.sleep(_A_MOMENT_S / 10)
+            time.sleep(_CLAIM_TIMEOUT_S / 10)
         return True
 
     def _claim(self, path: str) -> bool:
         """Open and lock the file; False where another process has it."""
-        handle = open_aside(path)
+        handle = open_high_fd(path)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
             return False
-        self._handle, self._path, self._is = handle, path, _identity(handle)
+        self._handle, self._path, self._file_id = handle, path, _file_identity(handle)
         return True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Others may have it from now on."""
-        if self._is_held():
+        if self._has_descriptor():
             self._length = os.fstat(self._handle).st_size
             fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def resume(self) -> bool:
         """Have it again, behind what others have written since; False where another process has it."""
         try:
-            if self._is_held():
+            if self._has_descriptor():
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(self._handle).st_size != self._length:
-                    self._seq, self.steps = self._read_on()
+                    self._seq, self.last_step = self._read_position()
                 return True
         except OSError:
             pass
         return False
 
-    def _is_held(self) -> bool:
+    def _has_descriptor(self) -> bool:
         """Whether the descriptor is still that of our file."""
         try:
-            return _identity(self._handle) == self._is
+            return _file_identity(self._handle) == self._file_id
         except OSError:
             return False
 
-    def _read_on(self) -> tuple[int, int]:
+    def _read_position(self) -> tuple[int, int]:
         """The next line's number, and the last step that is there."""
         length = os.fstat(self._handle).st_size
         start = max(0, length - _TAIL_BYTES)
@@ -112,12 +113,12 @@ class RankFile:
     def write(self, kind: str, fields: Mapping[str, object]) -> None:
         """Append one event; never raises for what a disk does."""
         with self._lock:
-            if self.dropped:
-                lines, reason = self.dropped, self._reason
+            if self.num_dropped:
+                lines, reason = self.num_dropped, self._reason
                 if self._append("dropped", {"lines": lines, "reason": reason}):
-                    self.dropped -= lines
+                    self.num_dropped -= lines
             if not self._append(kind, fields):
-                self.dropped += 1
+                self.num_dropped += 1
 
     def _append(self, kind: str, fields: Mapping[str, object]) -> bool:
         event = {"kind": kind, "v": 1, "seq": self._seq, "t": time.time()}
@@ -125,10 +126,10 @@ class RankFile:
         try:
             text = _encode(event)
         except ValueError:
-            text = _encode(finite(event))
+            text = _encode(replace_non_finite(event))
         line = text.encode("utf-8", "replace") + b"\n"
         try:
-            if not self._is_held() and not self._claim(self._path):
+            if not self._has_descriptor() and not self._claim(self._path):
                 raise OSError("the script closed the file")
             length = os.fstat(self._handle).st_size
             try:
@@ -144,32 +145,32 @@ class RankFile:
         return True
 
     def close(self) -> None:
-        if self._is_held():
+        if self._has_descriptor():
             os.close(self._handle)
 
 
-def open_aside(path: str) -> int:
+def open_high_fd(path: str) -> int:
     """A descriptor to append with, out of the way of the numbers that the script's own files get."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
-        aside = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
+        aside = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _MIN_FD)
     except OSError:  # So many may not be open here.
         return handle
     os.close(handle)
     return aside
 
 
-def _identity(handle: int) -> tuple[int, int]:
+def _file_identity(handle: int) -> tuple[int, int]:
     found = os.fstat(handle)
     return found.st_dev, found.st_ino
 
 
-def finite(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
     """The same without NaN and infinity, for which JSON has no word."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
+        return {str(key): replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
+        return [replace_non_finite(item) for item in value]
     return value

@@ -14,11 +14,11 @@ from torch import Tensor
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.models.losses import Loss
-from rankdeck.parallel.nested import first_samples
+from rankdeck.parallel.pytree import first_samples
 
 USE_DDP = phrase('Use strategy.use = "ddp".')
-_FREED = "out of bounds for storage of size 0"
-_ELSEWHERE = "appears to not have been used in the graph"
+_FREED_STORAGE_TEXT = "out of bounds for storage of size 0"
+_UNUSED_IN_GRAPH_TEXT = "appears to not have been used in the graph"
 
 
 def backward(total: Tensor, scale: float | Tensor) -> None:
@@ -29,7 +29,7 @@ def backward(total: Tensor, scale: float | Tensor) -> None:
     try:
         (total * (scale.to(total) if isinstance(scale, Tensor) else scale)).backward()
     except RuntimeError as error:
-        if _FREED not in str(error):
+        if _FREED_STORAGE_TEXT not in str(error):
             raise
         raise ModelError(
             phrase(
@@ -41,7 +41,7 @@ def backward(total: Tensor, scale: float | Tensor) -> None:
         ) from error
 
 
-def nodes_behind(starts: Iterable[Any], stops: Container[Any] = ()) -> Iterator[Any]:
+def iter_graph_nodes(starts: Iterable[Any], stops: Container[Any] = ()) -> Iterator[Any]:
     """Autograd's nodes that a backward from `starts` reaches, these included, the nearest first. It ends at
     `stops`; a start may be None, the node of a tensor without a history."""
     waiting = deque(node for node in starts if node is not None)
@@ -57,13 +57,13 @@ def nodes_behind(starts: Iterable[Any], stops: Container[Any] = ()) -> Iterator[
                 waiting.append(following)
 
 
-def is_graph_elsewhere(error: BaseException) -> bool:
+def is_unused_in_graph(error: BaseException) -> bool:
     """Whether autograd.grad was called for a tensor that the graph at hand does not begin with."""
-    return isinstance(error, RuntimeError) and _ELSEWHERE in str(error)
+    return isinstance(error, RuntimeError) and _UNUSED_IN_GRAPH_TEXT in str(error)
 
 
 @contextlib.contextmanager
-def loss_behind_a_cut(advice: Phrase = USE_DDP) -> Iterator[None]:
+def detached_loss_errors(advice: Phrase = USE_DDP) -> Iterator[None]:
     """A loss of outputs whose graph does not reach back to the model's inputs.
 
     Raises: ModelError where it differentiates by them.
@@ -71,7 +71,7 @@ def loss_behind_a_cut(advice: Phrase = USE_DDP) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not is_graph_elsewhere(error):
+        if not is_unused_in_graph(error):
             raise
         raise ModelError(
             phrase(
@@ -83,10 +83,10 @@ def loss_behind_a_cut(advice: Phrase = USE_DDP) -> Iterator[None]:
         ) from error
 
 
-def sums_of_first(loss: Loss, outputs: Any, targets: Any, num_valid: int | None) -> tuple[Tensor, Any]:
+def loss_of_valid(loss: Loss, outputs: Any, targets: Any, num_valid: int | None) -> tuple[Tensor, Any]:
     """The loss's sum and count over the first samples of a batch (None: all); where none counts, zeros that
     have a gradient."""
-    with loss_behind_a_cut():
+    with detached_loss_errors():
         if num_valid is None:
             return loss.function(outputs, targets)
         some = max(num_valid, 1)

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from rankdeck.config.mesh_sizes import AXES
-from rankdeck.parallel.fsdp.blank import model_on_meta
-from rankdeck.torch_compat.compiler import wrapping
+from rankdeck.parallel.fsdp.meta_init import build_on_meta
+from rankdeck.torch_compat.compiler import without_compiler
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Mesh:
                 place = here
         return place
 
-    def lines(self, axis: str) -> list[list[int]]:
+    def groups_along(self, axis: str) -> list[list[int]]:
         """All ranks of the run in lines along one axis, each in the axis' order."""
         lines: dict[tuple[int, ...], list[int]] = {}
         others = [name for name, _ in self.sizes if name != axis]
@@ -85,26 +85,26 @@ def _device_mesh(sizes: tuple[tuple[str, int], ...], device_type: str, _: dist.P
 
 # What strategies ask torch for that a plan on tensors without memory has to make in another way.
 #
-# A run uses `Backend` as it is. The planner passes one of its own (planner/planned_torch.py), so that the
+# A run uses `Backend` as it is. The planner passes one of its own (planner/planning_mode.py), so that the
 # very strategies that train are those that are planned.
 
 
 class Backend:
     """The real thing."""
 
-    def model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
+    def build_model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
         """The whole model, with its first weights."""
         return model_fn()
 
-    def model_without_memory(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
+    def build_on_meta(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
         """Its shapes alone, where it can be built so."""
-        return model_on_meta(model_fn)
+        return build_on_meta(model_fn)
 
     def device_mesh(self, mesh: Mesh, device_type: str) -> DeviceMesh:
         """torch's mesh over all ranks, with a process group behind every axis."""
         return device_mesh(mesh, device_type)
 
-    def replicate(self, module: nn.Module, **options: Any) -> DistributedDataParallel:
+    def wrap_ddp(self, module: nn.Module, **options: Any) -> DistributedDataParallel:
         """torch's wrapper, which has given rank 0's weights to all. It knows the parameters by their names:
         an error about them says which."""
         distributed: Any = dist  # whose levels have no types
@@ -112,7 +112,7 @@ class Backend:
         if level == distributed.DebugLevel.OFF:
             distributed.set_debug_level(distributed.DebugLevel.INFO)
         try:
-            with wrapping():
+            with without_compiler():
                 return DistributedDataParallel(module, **options)
         finally:
             distributed.set_debug_level(level)

@@ -19,16 +19,16 @@ from rankdeck.config import RunConfig
 from rankdeck.config.gpu_models import find_gpu
 from rankdeck.events import DeviceInfo
 from rankdeck.planner.candidates import Candidate, Target, TargetDevice
-from rankdeck.planner.pool import plan_lines_of
+from rankdeck.planner.pool import plan_candidates
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
-from rankdeck.run.prediction import prediction_file, read_prediction, to_predict
-from rankdeck.run.summarising import summarise
-from rankdeck.rundir import RunDir
+from rankdeck.run.prediction import config_to_predict, prediction_file, read_prediction
+from rankdeck.run.summary_builder import summarize
+from rankdeck.run_dir import RunDir
 
 
 @dataclass(frozen=True)
-class Compared:
+class DeviceAccuracy:
     """One device of a run. `error` is (predicted - measured) / measured."""
 
     run: str
@@ -43,19 +43,19 @@ class Compared:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-def predict(run: RunDir) -> PlanLine | None:
+def predict_run(run: RunDir) -> PlanLine | None:
     """The line for a run as it was configured, from its directory or planned now; None where it never began.
 
     Raises: ConfigError when its configuration cannot be read.
     """
     file = prediction_file(run)  # an attempt that starts meanwhile has its own
-    config = to_predict(run)
+    config = config_to_predict(run)
     if config is None:
         return read_prediction(run)
     infos = run.devices()
     candidate = Candidate(config.strategy.use, dict(config.strategy.options), configured=True)
-    (line,) = plan_lines_of(config, [candidate], target_of_run(infos))
-    files.write_own(file, plan_lines.encode(line))
+    (line,) = plan_candidates(config, [candidate], target_of_run(infos))
+    files.replace_file(file, plan_lines.encode(line))
     return line
 
 
@@ -69,18 +69,18 @@ def target_of_run(infos: Sequence[DeviceInfo]) -> Target:
     return Target(f"{len(infos)} x {infos[0].name}", devices, like_cuda)
 
 
-def compare(run: RunDir) -> list[Compared]:
+def compare_with_measured(run: RunDir) -> list[DeviceAccuracy]:
     """Every device of a run of which both figures are known. Plans the run if nobody did."""
     try:
-        measured = [device for device in summarise(run).devices if device.peak_bytes]
-        line = predict(run) if measured else None
+        measured = [device for device in summarize(run).devices if device.peak_bytes]
+        line = predict_run(run) if measured else None
     except (ConfigError, msgspec.ValidationError):
         return []
     if line is None or line.is_bound:
         return []
     predicted = {device.device: device.active_bytes for device in line.devices}
     return [
-        Compared(
+        DeviceAccuracy(
             run.name,
             line.label,
             device.device,
@@ -93,34 +93,34 @@ def compare(run: RunDir) -> list[Compared]:
     ]
 
 
-def measured_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) -> float | None:
+def step_time_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) -> float | None:
     """Measured over predicted step time of the newest run of the same model on the same kind of GPU.
 
     None where no such run has both; in a rehearsal there is no prediction to scale.
     """
-    gpu = _chip(target.devices[0].name)
+    gpu = _gpu_name(target.devices[0].name)
     for run in runs:
         line = read_prediction(run)
         if line is None or line.step is None or line.step.calibrated or not line.devices:
             continue
         try:
-            like_this = run.config().model == config.model and _chip(line.devices[0].name) == gpu
+            like_this = run.config().model == config.model and _gpu_name(line.devices[0].name) == gpu
         except ConfigError:
             continue
-        median_s = summarise(run).step_s.median if like_this else None
+        median_s = summarize(run).step_s.median if like_this else None
         if median_s is not None:
             return float(median_s / (line.step.low_s * line.step.high_s) ** 0.5)
     return None
 
 
-def _chip(name: str | None) -> str | None:
+def _gpu_name(name: str | None) -> str | None:
     """A GPU by its name here, however the driver writes it."""
     gpu = find_gpu(name or "")
     return name if gpu is None else gpu.name
 
 
 @dataclass(frozen=True)
-class Spread:
+class ErrorSpread:
     """How far predictions are off, as shares of what was measured: half of them less than `median`, 95 of a
     hundred less than `p95`."""
 
@@ -129,10 +129,10 @@ class Spread:
     worst: float
 
 
-def spread_of(errors: Iterable[float]) -> Spread | None:
+def error_spread(errors: Iterable[float]) -> ErrorSpread | None:
     """The spread of some errors, whatever their sign; None where there is none."""
     sizes = sorted(abs(error) for error in errors)
     if not sizes:
         return None
     p95 = sizes[min(len(sizes) - 1, -(-95 * len(sizes) // 100) - 1)]
-    return Spread(statistics.median(sizes), p95, sizes[-1])
+    return ErrorSpread(statistics.median(sizes), p95, sizes[-1])

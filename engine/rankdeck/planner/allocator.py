@@ -19,16 +19,16 @@ import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rankdeck.planner.plan_ledger import Change
+from rankdeck.planner.plan_ledger import StorageChange
 
 _MIB = 2**20
 SMALL_REQUEST_BYTES = 1 * _MIB
 SMALL_SEGMENT_BYTES = 2 * _MIB
 LARGE_SEGMENT_BYTES = 20 * _MIB
-OWN_SEGMENT_BYTES = 10 * _MIB
+MIN_LARGE_ALLOC_BYTES = 10 * _MIB
 ROUND_LARGE_BYTES = 2 * _MIB
-LEAST_SMALL_REST_BYTES = 512
-LEAST_LARGE_REST_BYTES = 1 * _MIB
+MIN_SMALL_REMAINDER_BYTES = 512
+MIN_LARGE_REMAINDER_BYTES = 1 * _MIB
 
 
 @dataclass(eq=False, slots=True)
@@ -37,14 +37,14 @@ class _Block:
 
     num_bytes: int
     pool: tuple[bool, bool]
-    place: int
+    index: int
     is_free: bool = True
     before: _Block | None = None
     after: _Block | None = None
 
     @property
     def key(self) -> tuple[int, int]:
-        return self.num_bytes, self.place
+        return self.num_bytes, self.index
 
     @property
     def is_whole_segment(self) -> bool:
@@ -65,48 +65,48 @@ class CachingAllocator:
         self.peak_active_bytes = 0
         self._free: dict[tuple[bool, bool], list[tuple[int, int]]] = {}
         self._blocks: dict[int, _Block] = {}
-        self._taken: dict[int, _Block] = {}
-        self._places = 0
+        self._allocated: dict[int, _Block] = {}
+        self._num_blocks = 0
 
-    def take(self, key: int, num_bytes: int, *, side_stream: bool = False) -> None:
+    def allocate(self, key: int, num_bytes: int, *, side_stream: bool = False) -> None:
         """Serve a request of `num_bytes`, a multiple of 512, under a key that is not in use."""
         is_small = num_bytes <= SMALL_REQUEST_BYTES
-        block = self._best((is_small, side_stream), num_bytes)
-        least = LEAST_SMALL_REST_BYTES if is_small else LEAST_LARGE_REST_BYTES
+        block = self._find_block((is_small, side_stream), num_bytes)
+        least = MIN_SMALL_REMAINDER_BYTES if is_small else MIN_LARGE_REMAINDER_BYTES
         rest = block.num_bytes - num_bytes
         if rest >= least if is_small else rest > least:
             self._split(block, num_bytes)
         block.is_free = False
-        self._taken[key] = block
+        self._allocated[key] = block
         self.active_bytes += block.num_bytes
         self.peak_active_bytes = max(self.peak_active_bytes, self.active_bytes)
 
-    def give_back(self, key: int) -> None:
+    def free(self, key: int) -> None:
         """Free what was taken under the key."""
-        block = self._taken.pop(key)
+        block = self._allocated.pop(key)
         self.active_bytes -= block.num_bytes
         for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.is_free:
-                self._forget(neighbour)
-                block = self._joined(
+                self._remove_free(neighbour)
+                block = self._merge(
                     *((neighbour, block) if neighbour is block.before else (block, neighbour))
                 )
         block.is_free = True
-        self._remember(block)
+        self._add_free(block)
 
-    def _best(self, pool: tuple[bool, bool], num_bytes: int) -> _Block:
+    def _find_block(self, pool: tuple[bool, bool], num_bytes: int) -> _Block:
         free = self._free.setdefault(pool, [])
         index = bisect.bisect_left(free, (num_bytes, -1))
         if index < len(free):
             return self._blocks.pop(free.pop(index)[1])
         segment_bytes = _segment_bytes(num_bytes)
         if self._limit_bytes is not None and self.reserved_bytes + segment_bytes > self._limit_bytes:
-            self._give_segments_back()
+            self._release_cached_segments()
         self.reserved_bytes += segment_bytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return self._new(segment_bytes, pool)
+        return self._new_block(segment_bytes, pool)
 
-    def _give_segments_back(self) -> None:
+    def _release_cached_segments(self) -> None:
         """Every segment that is one free block, of whatever pool, as cudaMalloc's failure makes torch do."""
         for free in self._free.values():
             whole = [key for key in free if self._blocks[key[1]].is_whole_segment]
@@ -115,61 +115,61 @@ class CachingAllocator:
                 self.reserved_bytes -= num_bytes
             free[:] = [key for key in free if key[1] in self._blocks]
 
-    def _new(self, num_bytes: int, pool: tuple[bool, bool]) -> _Block:
-        self._places += 1
-        return _Block(num_bytes, pool, self._places)
+    def _new_block(self, num_bytes: int, pool: tuple[bool, bool]) -> _Block:
+        self._num_blocks += 1
+        return _Block(num_bytes, pool, self._num_blocks)
 
     def _split(self, block: _Block, num_bytes: int) -> None:
-        rest = self._new(block.num_bytes - num_bytes, block.pool)
+        rest = self._new_block(block.num_bytes - num_bytes, block.pool)
         rest.before, rest.after = block, block.after
         if block.after is not None:
             block.after.before = rest
         block.after, block.num_bytes = rest, num_bytes
-        self._remember(rest)
+        self._add_free(rest)
 
-    def _joined(self, first: _Block, second: _Block) -> _Block:
+    def _merge(self, first: _Block, second: _Block) -> _Block:
         first.num_bytes += second.num_bytes
         first.after = second.after
         if second.after is not None:
             second.after.before = first
         return first
 
-    def _remember(self, block: _Block) -> None:
-        self._blocks[block.place] = block
+    def _add_free(self, block: _Block) -> None:
+        self._blocks[block.index] = block
         bisect.insort(self._free.setdefault(block.pool, []), block.key)
 
-    def _forget(self, block: _Block) -> None:
+    def _remove_free(self, block: _Block) -> None:
         free = self._free[block.pool]
         del free[bisect.bisect_left(free, block.key)]
-        del self._blocks[block.place]
+        del self._blocks[block.index]
 
 
 def _segment_bytes(num_bytes: int) -> int:
     if num_bytes <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES
-    if num_bytes < OWN_SEGMENT_BYTES:
+    if num_bytes < MIN_LARGE_ALLOC_BYTES:
         return LARGE_SEGMENT_BYTES
     return -(-num_bytes // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
 
 
-def reserved_bytes(
-    log: Iterable[Change],
+def peak_reserved_bytes(
+    log: Iterable[StorageChange],
     *,
-    held_bytes: Iterable[int] = (),
+    preallocated_bytes: Iterable[int] = (),
     side_streams: bool,
     limit_bytes: int | None = None,
 ) -> int:
-    """The most that the allocator reserves in a log, beside `held_bytes` that are taken for good.
+    """The most that the allocator reserves in a log, beside `preallocated_bytes` that are taken for good.
 
     `side_streams`: communication is allocated on streams of its own. `limit_bytes`: what the device has for
     the allocator; more than that is the answer only where it cannot do with less.
     """
     allocator = CachingAllocator(limit_bytes)
-    for index, num_bytes in enumerate(held_bytes):
-        allocator.take(-1 - index, num_bytes)
+    for index, num_bytes in enumerate(preallocated_bytes):
+        allocator.allocate(-1 - index, num_bytes)
     for key, num_bytes, is_communication in log:
         if num_bytes:
-            allocator.take(key, num_bytes, side_stream=side_streams and is_communication)
+            allocator.allocate(key, num_bytes, side_stream=side_streams and is_communication)
         else:
-            allocator.give_back(key)
+            allocator.free(key)
     return allocator.peak_reserved_bytes

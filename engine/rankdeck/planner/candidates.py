@@ -12,21 +12,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankdeck.base.errors import ConfigError, did_you_mean, one_of
+from rankdeck.base.errors import ConfigError, did_you_mean, format_choices
 from rankdeck.base.parsing import TomlTable
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_setting
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.gpu_models import GpuModel, Rates, gpu_model
-from rankdeck.config.planning import Options
+from rankdeck.config.planning import StrategyOptions
 from rankdeck.events import DeviceInfo
 from rankdeck.run.plan_lines import FITS, TIGHT, PlanLine
 from rankdeck.telemetry.gpu_status import GpuStatus
 
 ALL, OWN = "all", "own"
 MAX_BATCH = 2**20
-_ROUNDS = 12
+_MAX_BISECTIONS = 12
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Candidate:
     """One way to train. `changes` are dotted keys of the configuration beside the strategy."""
 
     strategy: str
-    options: Options = field(default_factory=dict)
+    options: StrategyOptions = field(default_factory=dict)
     changes: Mapping[str, object] = field(default_factory=dict)
     configured: bool = False
 
@@ -42,20 +42,20 @@ class Candidate:
     def label(self) -> str:
         """'pipeline, schedule = 1f1b': the strategy and what is not its default."""
         card = STRATEGIES[self.strategy]
-        shown = card.changed(self.options)
+        shown = card.non_default_options(self.options)
         key = card.planning.label_option
         if key is not None and not shown:
             shown = {key: getattr(card.options(), key)}
         return ", ".join([self.strategy, *itertools.starmap(format_setting, shown.items())])
 
-    def config(self, base: RunConfig, target: Target) -> RunConfig:
+    def make_config(self, base: RunConfig, target: Target) -> RunConfig:
         """The configuration of a run of this candidate.
 
         Raises: ConfigError where the options, the batch or the devices do not go together.
         """
         tables = base.to_dict()
         tables["strategy"] = {"use": self.strategy, **self.options}
-        tables |= target.as_tables(base.hosts.across)
+        tables |= target.to_tables(base.hosts.across)
         tables["rehearsal"] = {}
         for key, value in self.changes.items():
             *sections, name = key.split(".")
@@ -91,7 +91,7 @@ def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> l
                     code="unknown-strategy",
                     path="strategy.use",
                     advice=did_you_mean(name, STRATEGIES)
-                    or phrase("Use all, own, or {names}.", names=one_of(STRATEGIES)),
+                    or phrase("Use all, own, or {names}.", names=format_choices(STRATEGIES)),
                 )
     if own.use not in names:
         candidates = []
@@ -103,23 +103,23 @@ def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> l
     return candidates
 
 
-def effort(config: RunConfig, num_devices: int) -> tuple[int, bool]:
+def planning_cost(config: RunConfig, num_devices: int) -> tuple[int, bool]:
     """What sorts configurations by how long a plan of them takes: how often the whole model runs in a step,
     and whether there is a process group.
     """
-    card, options = config.strategy_card, config.strategy.options
-    slices, stages = card.batch_cut(options, num_devices)
+    card, options = config.strategy_spec, config.strategy.options
+    slices, stages = card.batch_split(options, num_devices)
     replicas = slices if card.one_process else 1
     return replicas * num_microbatches(options, stages), not card.one_process
 
 
-def num_microbatches(options: Options, stages: int) -> int:
+def num_microbatches(options: StrategyOptions, stages: int) -> int:
     """Into how many microbatches a replica's batch is cut."""
     return int(options.get("microbatches") or 2 * stages) if stages > 1 else 1
 
 
-def representatives(
-    equal_ranks: str, options: Options, num_devices: int, alike: Sequence[int] = ()
+def representative_ranks(
+    equal_ranks: str, options: StrategyOptions, num_devices: int, alike: Sequence[int] = ()
 ) -> dict[int, int]:
     """For every rank the rank whose figures are its own as well.
 
@@ -178,13 +178,13 @@ class TargetDevice:
 
 @dataclass(frozen=True)
 class Target:
-    """`words` name it for people ("8 x A100-80GB"). `like_cuda`: these are GPUs, whoever has them.
+    """`name` name it for people ("8 x A100-80GB"). `like_cuda`: these are GPUs, whoever has them.
 
     `host_bytes`: the memory that virtual devices have together, None where that is not this machine's.
     `by_host`: how many of the devices each host has, in a run of several.
     """
 
-    words: str
+    name: str
     devices: tuple[TargetDevice, ...]
     like_cuda: bool
     host_bytes: int | None = None
@@ -194,28 +194,28 @@ class Target:
     def num_devices(self) -> int:
         return len(self.devices)
 
-    def as_tables(self, across: Sequence[str]) -> TomlTable:
+    def to_tables(self, across: Sequence[str]) -> TomlTable:
         """What a configuration for it says of devices and hosts, so that it is refused what these refuse."""
-        hosts = {name: self._use(count) for name, count in self.by_host.items()}
+        hosts = {name: self._devices_option(count) for name, count in self.by_host.items()}
         of_hosts = {"use": list(hosts), "devices": hosts, "across": list(across)} if hosts else {}
-        return {"devices": {"use": self._use(self.num_devices)}, "hosts": of_hosts}
+        return {"devices": {"use": self._devices_option(self.num_devices)}, "hosts": of_hosts}
 
-    def _use(self, count: int) -> str:
+    def _devices_option(self, count: int) -> str:
         return "gpu:" + ",".join(map(str, range(count))) if self.like_cuda else f"cpu:{count}"
 
 
 # The largest batch that fits
 
-Planner = Callable[[Sequence[Candidate]], Iterator[PlanLine]]
+PlanFn = Callable[[Sequence[Candidate]], Iterator[PlanLine]]
 
 
-def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: Planner) -> int | None:
+def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: PlanFn) -> int | None:
     """The largest train.global_batch of which every device has room; None where not even the least has.
 
     Doubling, then halving between the last that fits and the first that does not; sizes are multiples of what
     devices, parts and microbatches cut the batch into.
     """
-    unit = least_batch(candidate.config(base, target), target.num_devices)
+    unit = least_batch(candidate.make_config(base, target), target.num_devices)
 
     def fits(count: int) -> bool:
         # Each size leaves another last step to an epoch, which needs no more than a whole one.
@@ -226,7 +226,7 @@ def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: P
     low, high = 0, 1
     while high * unit <= MAX_BATCH and fits(high):
         low, high = high, 2 * high
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_BISECTIONS):
         if high - low <= 1:
             break
         middle = (low + high) // 2
@@ -237,5 +237,5 @@ def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: P
 def least_batch(config: RunConfig, num_devices: int) -> int:
     """The least batch: every device, part and microbatch gets one sample."""
     options = config.strategy.options
-    shards, stages = config.strategy_card.batch_cut(options, num_devices)
+    shards, stages = config.strategy_spec.batch_split(options, num_devices)
     return math.prod((config.train.accumulate, shards, num_microbatches(options, stages)))

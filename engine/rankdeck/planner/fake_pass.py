@@ -7,7 +7,7 @@
 
 The last step is the one that counts: gradients, optimizer state and buckets are there then. Nothing here
 knows how a strategy uses memory. What torch needs for it is in torch_compat/; what a GPU's kernels
-allocate differently is in planned_torch.py. Read plan_ledger.py next.
+allocate differently is in planning_mode.py. Read plan_ledger.py next.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from rankdeck.base.errors import RankdeckError
-from rankdeck.base.phrases import phrase, sentences
+from rankdeck.base.phrases import join_sentences, phrase
 from rankdeck.config import RunConfig
 from rankdeck.config.gpu_models import Rates
 from rankdeck.data.loader import first_batch
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.parallel.collectives.replica_threads import ReplicaError
 from rankdeck.parallel.mesh import Backend
-from rankdeck.planner.plan_ledger import Change, PlanLedger
-from rankdeck.planner.planned_torch import Shapes, like_cuda, planned, planned_data
-from rankdeck.planner.questions import Answers, depends_on_values
+from rankdeck.planner.fake_values import FakeValues
+from rankdeck.planner.plan_ledger import PlanLedger, StorageChange
+from rankdeck.planner.planning_mode import ShapeDataset, emulate_cuda, planned_dataset, planning_mode
 from rankdeck.planner.samples import UNIFORM, Samples
-from rankdeck.planner.values import Values
-from rankdeck.planner.work import StepRecorder, Work, WorkCounter
-from rankdeck.run.movement import Part
-from rankdeck.rundir import EventWriter
+from rankdeck.planner.step_cost import StepRecorder, Work, WorkCounter
+from rankdeck.planner.value_answers import AnswerFn, is_data_dependent
+from rankdeck.run.movement import Operation
+from rankdeck.run_dir import EventWriter
 from rankdeck.strategies.base import Strategy
 from rankdeck.strategies.facts import PipelineFacts
 from rankdeck.torch_compat.dtensors import is_dtensor
-from rankdeck.torch_compat.fake_tensors import FakeTensorMode, start_fake_group
+from rankdeck.torch_compat.fake_tensors import FakeTensorMode, init_fake_process_group
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
 from rankdeck.training.loop import Trainer
-from rankdeck.training.sameness import difference_of_loss
+from rankdeck.training.parity_notes import loss_note
 
 NUM_STEPS = 2
 
@@ -65,19 +65,19 @@ class PassRequest:
 
     @property
     def num_steps(self) -> int:
-        return NUM_STEPS + self.config.strategy_card.planning.late_steps
+        return NUM_STEPS + self.config.strategy_spec.planning.extra_steps
 
     @property
-    def places(self) -> list[int]:
+    def device_indices(self) -> list[int]:
         """The devices that the rank drives, by their places in the run."""
-        card = self.config.strategy_card
+        card = self.config.strategy_spec
         if card.one_device:
             return [0]
         return list(range(self.num_devices)) if card.one_process else [self.rank]
 
     @property
     def world_size(self) -> int:
-        return 1 if self.config.strategy_card.one_process else self.num_devices
+        return 1 if self.config.strategy_spec.one_process else self.num_devices
 
 
 @dataclass(frozen=True)
@@ -85,23 +85,23 @@ class PassResult:
     """What the rank's devices needed in the last step, by place in the run."""
 
     devices: dict[int, DeviceBytes]
-    logs: dict[int, list[Change]]
+    logs: dict[int, list[StorageChange]]
     work: dict[int, Work]
-    parts: list[Part]
+    parts: list[Operation]
     mesh: tuple[tuple[str, int], ...]
     """The axes of all ranks; empty where one process drives all devices."""
     sent_bytes: int
     pipeline: PipelineFacts | None = None
-    alike: tuple[int, ...] = ()
+    equal_slices: tuple[int, ...] = ()
     """For every slice of sharded weights the first slice of the same shapes; empty where none are sharded."""
-    left_out: tuple[str, ...] = ()
+    omissions: tuple[str, ...] = ()
     """What holds memory besides, in words for people."""
     notes: tuple[str, ...] = ()
     """Why the run would end with other weights than one device."""
 
 
-class NotFollowedError(Exception):
-    """A built model whose steps cannot be run on fake tensors. `certain` are its weights, gradients and
+class NotTraceableError(Exception):
+    """A built model whose steps cannot be run on fake tensors. `persistent` are its weights, gradients and
     optimizer state, by place in the run. `num_weights` is set where all that is missing are values."""
 
     def __init__(
@@ -110,10 +110,10 @@ class NotFollowedError(Exception):
         super().__init__(str(cause))
         self.num_weights = num_weights
         self.cause = cause
-        self.certain = certain
+        self.persistent = certain
 
 
-def fake_pass(request: PassRequest, answers: Answers | None = None) -> PassResult:
+def fake_pass(request: PassRequest, answers: AnswerFn | None = None) -> PassResult:
     """What the devices of one rank need. Call it in a process that has no process group. `answers` are given
     to a model that asks for values.
 
@@ -122,60 +122,62 @@ def fake_pass(request: PassRequest, answers: Answers | None = None) -> PassResul
         NotFollowedError: the model was built, and cannot be run on fake tensors.
         Exception: whatever building it raises on fake tensors.
     """
-    values = Values(answers, has_padding=request.samples.has_padding)
-    ledger = PlanLedger(len(request.places), FakeTensorMode(), values.of, like_cuda=request.like_cuda)
-    workload = workloads.load_shapes(
-        request.config, Shapes, lambda train: planned_data(train, request.samples, request.config)
+    values = FakeValues(answers, has_padding=request.samples.has_padding)
+    ledger = PlanLedger(
+        len(request.device_indices), FakeTensorMode(), values.compute, like_cuda=request.like_cuda
+    )
+    workload = workloads.load_without_data(
+        request.config, ShapeDataset, lambda train: planned_dataset(train, request.samples, request.config)
     )
     with (
-        _group(request),
-        planned(like_cuda=request.like_cuda, built=ledger.built_on_host) as backend,
-        like_cuda(request.config.train.precision, on=request.like_cuda),
+        _process_group(request),
+        planning_mode(like_cuda=request.like_cuda, on_model_built=ledger.on_model_built) as backend,
+        emulate_cuda(request.config.train.precision, enabled=request.like_cuda),
     ):
         try:
-            trainer = _trainer(request, workload, ledger, backend)
+            trainer = _build_trainer(request, workload, ledger, backend)
         except Exception as error:  # cutting it into stages has run it
-            if isinstance(error, RankdeckError) or not depends_on_values(error):
+            if isinstance(error, RankdeckError) or not is_data_dependent(error):
                 raise
-            raise NotFollowedError(error, {}, _num_weights(workload, ledger)) from error
+            raise NotTraceableError(error, {}, _count_weights(workload, ledger)) from error
         try:
             try:
-                with values.strict_inside_modules():
-                    work, parts = _steps(trainer, workload, ledger, request, values)
+                with values.track_modules():
+                    work, parts = _run_steps(trainer, workload, ledger, request, values)
             except Exception as error:
-                stand_in = request.config.strategy_card.planning.stand_in(request.config.strategy.options)
+                stand_in = request.config.strategy_spec.planning.stand_in(request.config.strategy.options)
                 # Said for people, and said in a run as well.
                 refuses = isinstance(error, RankdeckError) and not isinstance(error, ReplicaError)
-                asks = depends_on_values(error)
+                asks = is_data_dependent(error)
                 if refuses or (stand_in is not None and not asks):
                     raise
-                num_weights = _num_weights(workload, ledger) if asks else None
-                certain = dict(zip(request.places, _certain(trainer, ledger), strict=True))
-                raise NotFollowedError(error, certain, num_weights) from error
-            sent = trainer.strategy.facts.sent()
+                num_weights = _count_weights(workload, ledger) if asks else None
+                certain = dict(zip(request.device_indices, _persistent_memory(trainer, ledger), strict=True))
+                raise NotTraceableError(error, certain, num_weights) from error
+            sent = trainer.strategy.facts.sent_bytes()
             return PassResult(
-                devices=dict(zip(request.places, ledger.devices(), strict=True)),
-                logs=dict(zip(request.places, ledger.logs, strict=True)),
+                devices=dict(zip(request.device_indices, ledger.devices(), strict=True)),
+                logs=dict(zip(request.device_indices, ledger.logs, strict=True)),
                 work=work,
                 parts=parts,
                 mesh=trainer.strategy.mesh().sizes,
                 sent_bytes=0 if sent is None else sent.num_bytes,
                 pipeline=trainer.strategy.facts.pipeline(),
-                alike=_alike_slices(trainer.strategy),
-                left_out=_left_out(request, values, trainer.optimizer),
+                equal_slices=_find_equal_slices(trainer.strategy),
+                omissions=_find_omissions(request, values, trainer.optimizer),
                 notes=_notes(trainer, workload),
             )
         finally:
             trainer.strategy.close()
 
 
-def _num_weights(workload: workloads.Workload, ledger: PlanLedger) -> int:
+def _count_weights(workload: workloads.Workload, ledger: PlanLedger) -> int:
     """Of the whole model, of which a rank may hold a part."""
-    with ledger.fake:
+    with ledger.fake_mode:
         return sum(weight.numel() for weight in workload.build_model().parameters())
 
 
-def _alike_slices(strategy: Strategy) -> tuple[int, ...]:
+def _find_equal_slices(strategy: Strategy) -> tuple[int, ...]:
     """torch cuts the first dim of every weight into slices of ceil(length / n), of which the last ones may be
     shorter or empty."""
     num_slices = strategy.mesh().size("shard")
@@ -203,14 +205,16 @@ def _sharded_length(weight: torch.Tensor) -> int | None:
 
 
 def _notes(trainer: Trainer, workload: workloads.Workload) -> tuple[str, ...]:
-    of_loss = difference_of_loss(workload, trainer.strategy)
+    of_loss = loss_note(workload, trainer.strategy)
     problems = [*trainer.notes, *filter(None, [of_loss])]
-    return tuple(sentences((problem.said("message"), problem.said("advice"))) for problem in problems)
+    return tuple(
+        join_sentences((problem.as_phrase("message"), problem.as_phrase("advice"))) for problem in problems
+    )
 
 
-def _left_out(request: PassRequest, values: Values, optimizer: Optimizer) -> tuple[str, ...]:
+def _find_omissions(request: PassRequest, values: FakeValues, optimizer: Optimizer) -> tuple[str, ...]:
     options = request.config.strategy.options
-    by_torchs_wrapper = request.config.strategy_card.planning.stand_in(options) is not None
+    by_torchs_wrapper = request.config.strategy_spec.planning.stand_in(options) is not None
     left_out = []
     if values.has_workspaces:
         left_out.append(
@@ -230,12 +234,12 @@ def _left_out(request: PassRequest, values: Values, optimizer: Optimizer) -> tup
     return tuple(left_out)
 
 
-def _certain(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes]:
+def _persistent_memory(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes]:
     """What lives after an optimizer step that was given gradients of zero."""
     for group in trainer.optimizer.param_groups:
         for weight in group["params"]:
             weight.grad = None
-    with ledger.fake, ledger.following():
+    with ledger.fake_mode, ledger.tracking():
         for weight in [weight for group in trainer.optimizer.param_groups for weight in group["params"]]:
             weight.grad = torch.zeros_like(weight)
         trainer.optimizer.step()
@@ -243,66 +247,70 @@ def _certain(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes]:
 
 
 @contextlib.contextmanager
-def _group(request: PassRequest) -> Iterator[None]:
+def _process_group(request: PassRequest) -> Iterator[None]:
     """The process group of a strategy that has ranks; all its collectives are done at once."""
-    if request.config.strategy_card.one_process:
+    if request.config.strategy_spec.one_process:
         yield
         return
-    start_fake_group(request.rank, request.world_size)
+    init_fake_process_group(request.rank, request.world_size)
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def _trainer(
+def _build_trainer(
     request: PassRequest, workload: workloads.Workload, ledger: PlanLedger, backend: Backend
 ) -> Trainer:
-    with ledger.fake:
+    with ledger.fake_mode:
         trainer = assemble(
             workload,
             rank=request.rank,
             world_size=request.world_size,
-            devices=[torch.device("cpu")] * len(request.places),
-            places=request.places,
+            devices=[torch.device("cpu")] * len(request.device_indices),
+            device_indices=request.device_indices,
             writer=EventWriter(Path(os.devnull)),
             ledger=ledger,
             backend=backend,
         )
     if request.samples.is_varied:
-        trainer.strategy.refuse_other_sizes()
+        trainer.strategy.require_varying_sizes()
     if request.like_cuda:
-        _step_like_cuda(trainer.optimizer)
-        ledger.counts_on_device = any(
+        _use_foreach_step(trainer.optimizer)
+        ledger.counters_on_device = any(
             group.get("fused") or group.get("capturable") for group in trainer.optimizer.param_groups
         )
     return trainer
 
 
-def _step_like_cuda(optimizer: Optimizer) -> None:
+def _use_foreach_step(optimizer: Optimizer) -> None:
     """Where nobody said otherwise torch's optimizers take lists of tensors on a GPU, but not of DTensors."""
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = not any(is_dtensor(weight) for weight in group["params"])
 
 
-def _steps(
-    trainer: Trainer, workload: workloads.Workload, ledger: PlanLedger, request: PassRequest, values: Values
-) -> tuple[dict[int, Work], list[Part]]:
+def _run_steps(
+    trainer: Trainer,
+    workload: workloads.Workload,
+    ledger: PlanLedger,
+    request: PassRequest,
+    values: FakeValues,
+) -> tuple[dict[int, Work], list[Operation]]:
     batches = _batches(trainer.strategy, workload)
-    num_steps = request.num_steps + trainer.strategy.steps_to_fill
-    with ledger.fake:
+    num_steps = request.num_steps + trainer.strategy.num_fill_steps
+    with ledger.fake_mode:
         for step in range(1, num_steps):
-            trainer.step(step, batches, followed=True)
+            trainer.step(step, batches, is_tracked=True)
         work = WorkCounter(ledger, request.rates)
-        recorder = values.recorder = StepRecorder(work, request.places)
-        ledger.on_crossing = recorder.crossed
+        recorder = values.recorder = StepRecorder(work, request.device_indices)
+        ledger.on_transfer = recorder.record_copy
         spans = trainer.strategy.spans
-        spans.begin_step(num_steps, record=True)
-        trainer.step(num_steps, batches, followed=True)
+        spans.start_step(num_steps, record=True)
+        trainer.step(num_steps, batches, is_tracked=True)
         spans.end_step()
-        ledger.on_crossing = values.recorder = None
-    return dict(zip(request.places, work.by_device, strict=True)), recorder.parts(spans.pop_marks())
+        ledger.on_transfer = values.recorder = None
+    return dict(zip(request.device_indices, work.by_device, strict=True)), recorder.parts(spans.pop_spans())
 
 
 def _batches(strategy: Strategy, workload: workloads.Workload) -> Iterator[Any]:

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rankdeck.memory.entries import kind_index
-from rankdeck.memory.follower import Compute, Follower
 from rankdeck.memory.ledger import Ledger
+from rankdeck.memory.ledger_mode import ComputeFn, LedgerMode
 from rankdeck.torch_compat.dispatch import Kwargs, storage_key
 from rankdeck.torch_compat.dtensors import local_part
-from rankdeck.torch_compat.fake_tensors import DEVICE, FakeTensor
+from rankdeck.torch_compat.fake_tensors import DEVICE_OP, FakeTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 CUDA_ROUNDING_BYTES = 512
 
-Change = tuple[int, int, bool]
+StorageChange = tuple[int, int, bool]
 """(key of a storage, bytes it has from now on, 0 when it is gone; whether it is communication)."""
 
 
-class _PlanFollower(Follower):
+class _PlanLedgerMode(LedgerMode):
     """Answers by itself what most calls ask for: where a fake tensor is."""
 
     def __torch_dispatch__(
@@ -40,7 +40,7 @@ class _PlanFollower(Follower):
         args: tuple[Any, ...] = (),
         kwargs: Kwargs | None = None,
     ) -> Any:
-        if func is DEVICE and type(args[0]) is FakeTensor:
+        if func is DEVICE_OP and type(args[0]) is FakeTensor:
             return args[0].fake_device
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -48,36 +48,38 @@ class _PlanFollower(Follower):
 class PlanLedger(Ledger):
     """`logs[device]` are the changes of a device's storages, in order."""
 
-    def __init__(self, num_devices: int, fake: FakeTensorMode, compute: Compute, *, like_cuda: bool) -> None:
+    def __init__(
+        self, num_devices: int, fake: FakeTensorMode, compute: ComputeFn, *, like_cuda: bool
+    ) -> None:
         super().__init__(num_devices, round_to_bytes=CUDA_ROUNDING_BYTES if like_cuda else 1)
-        self.logs: list[list[Change]] = [[] for _ in range(num_devices)]
-        self.fake = fake
+        self.logs: list[list[StorageChange]] = [[] for _ in range(num_devices)]
+        self.fake_mode = fake
         self._compute = compute
         self._like_cuda = like_cuda
         self._communication = kind_index("communication")
-        self.counts_on_device = False
+        self.counters_on_device = False
         """Whether the optimizer's kernels count steps themselves, so that its counters are on the GPU."""
-        self.on_crossing: Callable[[int, int, int], None] | None = None
+        self.on_transfer: Callable[[int, int, int], None] | None = None
         """Told of each copy between two devices: from which, to which, how many bytes."""
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
-        with self.fake, _PlanFollower(self, self._threads.state, self._compute):
+        with self.fake_mode, _PlanLedgerMode(self, self._threads.state, self._compute):
             yield
 
-    def crossed(self, source: int, target: int, num_bytes: int) -> None:
-        if self.on_crossing is not None:
-            self.on_crossing(source, target, num_bytes)
+    def record_transfer(self, source: int, target: int, num_bytes: int) -> None:
+        if self.on_transfer is not None:
+            self.on_transfer(source, target, num_bytes)
 
     def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:
-        if self._like_cuda and kind == "optimizer" and not self.counts_on_device:
+        if self._like_cuda and kind == "optimizer" and not self.counters_on_device:
             tensors = list(tensors)
             for counter in (tensor for tensor in tensors if tensor.dim() == 0):
-                self._leave_out(counter)
+                self._exclude(counter)
             tensors = [tensor for tensor in tensors if tensor.dim()]
         super().adopt(tensors, device, kind)
 
-    def built_on_host(self) -> None:
+    def on_model_built(self) -> None:
         """A model is there: what was made and dropped on the way never came to a GPU."""
         if self._like_cuda:
             self.logs = [
@@ -85,12 +87,12 @@ class PlanLedger(Ledger):
                 for place in range(self.num_devices)
             ]
 
-    def _leave_out(self, tensor: Tensor) -> None:
+    def _exclude(self, tensor: Tensor) -> None:
         entry = self.live.get(storage_key(local_part(tensor).untyped_storage()))
         if entry is not None and entry.num_bytes:
-            self._change(entry, 0)
+            self._set_size(entry, 0)
 
-    def _change(self, entry: StorageEntry, num_bytes: int) -> None:
+    def _set_size(self, entry: StorageEntry, num_bytes: int) -> None:
         if self._like_cuda and num_bytes != entry.num_bytes:
             log = self.logs[entry.device]
             is_communication = entry.kind == self._communication
@@ -98,9 +100,9 @@ class PlanLedger(Ledger):
                 log.append((entry.key, 0, is_communication))
             if num_bytes:
                 log.append((entry.key, num_bytes, is_communication))
-        super()._change(entry, num_bytes)
+        super()._set_size(entry, num_bytes)
 
-    def _gone(self, ref: StorageEntry) -> None:
+    def _on_storage_freed(self, ref: StorageEntry) -> None:
         if self._like_cuda and ref.num_bytes and self.live.get(ref.key) is ref:
             self.logs[ref.device].append((ref.key, 0, ref.kind == self._communication))
-        super()._gone(ref)
+        super()._on_storage_freed(ref)

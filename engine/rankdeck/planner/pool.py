@@ -6,7 +6,7 @@ The quickest to plan come first: the first child is at work while what the other
 
 Forking is safe while this process has one thread and no process group, and spares each rank the import and
 whatever torch keeps of the one before. A person's model may print, call exit or die of a signal: none of it
-reaches the other candidates, nor stdout. Read figures.py before.
+reaches the other candidates, nor stdout. Read rank_plan.py before.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
-from rankdeck.planner.candidates import Candidate, Target, effort
-from rankdeck.planner.figures import RankNeeds, empty_line, line_of, plan_rank, ranks_to_plan
-from rankdeck.planner.look import look
+from rankdeck.planner.candidates import Candidate, Target, planning_cost
+from rankdeck.planner.fake_values import KNOWN_RESULTS
 from rankdeck.planner.preload import preload, preload_strategies
+from rankdeck.planner.rank_plan import RankPlan, build_plan_line, empty_line, plan_rank, ranks_to_plan
+from rankdeck.planner.sample_reader import read_samples
 from rankdeck.planner.samples import UNIFORM, Samples
-from rankdeck.planner.values import ANSWERED
 from rankdeck.run.bounds import ROW_TIMEOUT_S
 from rankdeck.run.plan_lines import PlanLine
-from rankdeck.torch_compat.shape_memo import packed, unpacked
+from rankdeck.torch_compat.shape_cache import deserialize_outputs, serialize_outputs
 from rankdeck.training import user_code
 
-MOST_AT_ONCE = 4
-_WHILE_IMPORTING_S = 0.05
-_CHUNK = 1 << 16
-_COMPILED = phrase("train.compile is left out: what a compiled graph keeps is not known before it runs.")
+MAX_CHILDREN = 4
+_IMPORT_POLL_S = 0.05
+_CHUNK_BYTES = 1 << 16
+_COMPILE_NOTE = phrase("train.compile is left out: what a compiled graph keeps is not known before it runs.")
 
 Result = TypeVar("Result", bound=msgspec.Struct)
-RankPlanner = Callable[[RunConfig, int, Target, Samples], RankNeeds]
+RankPlanner = Callable[[RunConfig, int, Target, Samples], RankPlan]
 
 
-def plan_lines_of(
+def plan_candidates(
     base: RunConfig,
     candidates: Sequence[Candidate],
     target: Target,
@@ -62,45 +62,44 @@ def plan_lines_of(
 ) -> Iterator[PlanLine]:
     """The lines of all candidates as they come, which need not be their order.
 
-    `scale`: see work.py, `movement`: run/movement.py. `samples` are looked at once where they are not
+    `scale`: see step_cost.py, `movement`: run/movement.py. `samples` are looked at once where they are not
     given: see look_at_samples.
     """
     preload()
-    samples = look_at_samples(base, timeout_s) if samples is None else samples
+    samples = read_samples_in_child(base, timeout_s) if samples is None else samples
     pending = []
     for candidate in candidates:
         try:
-            pending.append(
-                _Pending(candidate, candidate.config(base, target), target, base.train.compile, movement)
-            )
+            config = candidate.make_config(base, target)
+            pending.append(_PendingCandidate(candidate, config, target, base.train.compile, movement))
         except ConfigError as error:
             yield empty_line(candidate, target, error)
-    pending.sort(key=lambda one: effort(one.config, target.num_devices))
-    waiting = [(one, rank) for one in pending for rank in one.to_start()]
-    running: dict[_Child, tuple[_Pending, int]] = {}
+    pending.sort(key=lambda one: planning_cost(one.config, target.num_devices))
+    waiting = [(one, rank) for one in pending for rank in one.next_ranks()]
+    running: dict[_PlanChild, tuple[_PendingCandidate, int]] = {}
     importing = threading.Thread(target=preload_strategies)
-    most = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0))))
+    most = max(1, min(MAX_CHILDREN, len(os.sched_getaffinity(0))))
     try:
         with selectors.DefaultSelector() as selector:
             while waiting or running:
                 while waiting and len(running) < most and not importing.is_alive():
                     one, rank = waiting.pop(0)
                     ask = functools.partial(planner, one.config, rank, target, samples)
-                    child = _Child.start(functools.partial(_with_answers, ask), selector)
+                    child = _PlanChild.start(functools.partial(_plan_with_cache, ask), selector)
                     one.started_s = one.started_s or child.started_s
                     running[child] = one, rank
                     if waiting and importing.ident is None:
                         importing.start()  # and no process is forked before it has ended
-                patience_s = _WHILE_IMPORTING_S if importing.is_alive() else timeout_s
-                for child in _ended(selector, list(running), timeout_s, patience_s):
+                patience_s = _IMPORT_POLL_S if importing.is_alive() else timeout_s
+                for child in _finished_children(selector, list(running), timeout_s, patience_s):
                     one, rank = running.pop(child)
-                    found = child.result(_Found)
+                    found = child.result(_ChildResult)
                     if isinstance(found, str):
-                        one.figures[rank] = RankNeeds(reason=found)
+                        one.rank_plans[rank] = RankPlan(reason=found)
                     else:
-                        one.figures[rank] = found.needs
-                        ANSWERED.update(unpacked(found.answers))
-                    waiting[:0] = [(one, rank) for rank in one.to_start()]
+                        one.rank_plans[rank] = found.needs
+                        KNOWN_RESULTS.update(deserialize_outputs(found.answers))
+                    waiting[:0] = [(one, rank) for rank in one.next_ranks()]
                     if one.is_complete:
                         yield one.line(scale, samples)
     finally:
@@ -110,16 +109,16 @@ def plan_lines_of(
             importing.join()
 
 
-def look_at_samples(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -> Samples:
+def read_samples_in_child(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -> Samples:
     """What is to be known of a data set before its largest batch can be planned. One that fails to tell is
     taken for uniform: it fails every candidate too, in words.
     """
     if not user_code.is_user_code(config.data.use):
         return UNIFORM
     with selectors.DefaultSelector() as selector:
-        child = _Child.start(functools.partial(look, config), selector)
+        child = _PlanChild.start(functools.partial(read_samples, config), selector)
         try:
-            while not _ended(selector, [child], timeout_s, timeout_s):
+            while not _finished_children(selector, [child], timeout_s, timeout_s):
                 pass
         finally:
             child.kill()
@@ -127,20 +126,20 @@ def look_at_samples(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -> Samp
     return UNIFORM if isinstance(found, str) else found
 
 
-class _Found(msgspec.Struct):
+class _ChildResult(msgspec.Struct):
     """A rank's figures, and what torch answered in the pass: the next children need not ask again."""
 
-    needs: RankNeeds
+    needs: RankPlan
     answers: bytes
 
 
-def _with_answers(plan: Callable[[], RankNeeds]) -> _Found:
-    before = len(ANSWERED)
-    return _Found(plan(), packed(ANSWERED, before))
+def _plan_with_cache(plan: Callable[[], RankPlan]) -> _ChildResult:
+    before = len(KNOWN_RESULTS)
+    return _ChildResult(plan(), serialize_outputs(KNOWN_RESULTS, before))
 
 
 @dataclass(eq=False)
-class _Pending:
+class _PendingCandidate:
     """A candidate on its way to a line."""
 
     candidate: Candidate
@@ -148,36 +147,38 @@ class _Pending:
     target: Target
     is_compiled: bool = False
     movement: bool = False
-    figures: dict[int, RankNeeds] = field(default_factory=dict)
-    started: set[int] = field(default_factory=set)
+    rank_plans: dict[int, RankPlan] = field(default_factory=dict)
+    started_ranks: set[int] = field(default_factory=set)
     started_s: float | None = None
 
-    def to_start(self) -> list[int]:
+    def next_ranks(self) -> list[int]:
         """Ranks that have to be planned, as far as is known now, and were not started before."""
         num_devices, movement = self.target.num_devices, self.movement
-        wanted = ranks_to_plan(self.config, num_devices, self.figures, movement=movement)
-        new = [rank for rank in wanted if rank not in self.started]
-        self.started.update(new)
+        wanted = ranks_to_plan(self.config, num_devices, self.rank_plans, movement=movement)
+        new = [rank for rank in wanted if rank not in self.started_ranks]
+        self.started_ranks.update(new)
         return new
 
     @property
     def is_complete(self) -> bool:
-        return len(self.figures) == len(self.started)
+        return len(self.rank_plans) == len(self.started_ranks)
 
     def line(self, scale: float | None, samples: Samples) -> PlanLine:
-        figures, movement = self.figures, self.movement
-        line = line_of(self.candidate, self.config, self.target, figures, scale, samples, movement=movement)
+        figures, movement = self.rank_plans, self.movement
+        line = build_plan_line(
+            self.candidate, self.config, self.target, figures, scale, samples, movement=movement
+        )
         line.seconds = time.monotonic() - (self.started_s or 0.0)
-        return msgspec.structs.replace(line, notes=[*line.notes, *[_COMPILED] * self.is_compiled])
+        return msgspec.structs.replace(line, notes=[*line.notes, *[_COMPILE_NOTE] * self.is_compiled])
 
 
-def _ended(
-    selector: selectors.BaseSelector, running: Sequence[_Child], timeout_s: float, patience_s: float
-) -> list[_Child]:
+def _finished_children(
+    selector: selectors.BaseSelector, running: Sequence[_PlanChild], timeout_s: float, patience_s: float
+) -> list[_PlanChild]:
     """Children that have ended, or took too long by now; waits `patience_s` at most for one that does."""
     first_s = min((child.started_s for child in running), default=time.monotonic())
     for key, _ in selector.select(min(patience_s, max(0.0, first_s + timeout_s - time.monotonic()))):
-        child: _Child = key.data
+        child: _PlanChild = key.data
         child.read()
     for child in running:
         if time.monotonic() - child.started_s >= timeout_s and not child.is_done:
@@ -190,12 +191,12 @@ def _ended(
 
 
 @dataclass(eq=False)
-class _Child:
+class _PlanChild:
     """A process that computes one thing and writes it into its pipe."""
 
     pid: int
     pipe: int
-    errors: IO[bytes]
+    stderr: IO[bytes]
     started_s: float = field(default_factory=time.monotonic)
     output: bytes = b""
     is_done: bool = False
@@ -203,43 +204,43 @@ class _Child:
     timed_out_s: float | None = None
 
     @classmethod
-    def start(cls, compute: Callable[[], msgspec.Struct], selector: selectors.BaseSelector) -> _Child:
+    def start(cls, compute: Callable[[], msgspec.Struct], selector: selectors.BaseSelector) -> _PlanChild:
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child's figures are read
         reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _be_child(compute, writing, errors.fileno())
+            _run_child(compute, writing, errors.fileno())
         os.close(writing)
         child = cls(pid, reading, errors)
         selector.register(reading, selectors.EVENT_READ, child)
         return child
 
     def read(self) -> None:
-        chunk = os.read(self.pipe, _CHUNK)
+        chunk = os.read(self.pipe, _CHUNK_BYTES)
         self.output += chunk
         if not chunk:
-            self._end()
+            self._reap()
 
     def kill(self) -> None:
         if not self.is_done:
             os.kill(self.pid, signal.SIGKILL)
-            self._end()
+            self._reap()
 
-    def _end(self) -> None:
+    def _reap(self) -> None:
         _, self.status = os.waitpid(self.pid, 0)
         self.is_done = True
 
     def result(self, kind: type[Result]) -> Result | str:
         """What the child wrote, or in words what became of it."""
         os.close(self.pipe)
-        with self.errors:
+        with self.stderr:
             if self.status == 0 and self.timed_out_s is None and self.output:
                 return msgspec.msgpack.decode(self.output, type=kind)
-            return self._end_in_words()
+            return self._failure_text()
 
-    def _end_in_words(self) -> str:
+    def _failure_text(self) -> str:
         if self.timed_out_s is not None:
             return phrase(
                 "The planner had no answer after {seconds:.0f} s. Give it longer: rankdeck plan --timeout "
@@ -250,8 +251,8 @@ class _Child:
             how = signal.Signals(os.WTERMSIG(self.status)).name
         else:
             how = phrase("exit code {code}", code=os.WEXITSTATUS(self.status))
-        self.errors.seek(0)
-        last = [line for line in self.errors.read().decode(errors="replace").splitlines() if line.strip()]
+        self.stderr.seek(0)
+        last = [line for line in self.stderr.read().decode(errors="replace").splitlines() if line.strip()]
         if not last:
             return phrase("The planner's process ended without an answer ({how}).", how=how)
         return phrase(
@@ -261,7 +262,7 @@ class _Child:
         )
 
 
-def _be_child(compute: Callable[[], msgspec.Struct], writing: int, errors: int) -> None:
+def _run_child(compute: Callable[[], msgspec.Struct], writing: int, errors: int) -> None:
     """Write what is computed and leave, without any of the parent's own ends: buffers, handlers, tests."""
     code = 1
     try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import importlib
 
-from rankdeck.base.garbage import kept_for_good
+from rankdeck.base.garbage import freeze_new_objects
 from rankdeck.config.catalog import STRATEGIES
 
-_OF_MANY = (
+_DISTRIBUTED_MODULES = (
     "torch._dynamo",  # a process group and a pipeline ask for it
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
@@ -19,17 +19,17 @@ _OF_MANY = (
 @functools.cache
 def preload() -> None:
     """Import torch, and what the plan of a single device needs. The second call does nothing."""
-    with kept_for_good():
+    with freeze_new_objects():
         import torch.fx.experimental.symbolic_shapes  # noqa: F401 - fake tensors import it
 
-        import rankdeck.planner.figures  # noqa: F401
+        import rankdeck.planner.rank_plan  # noqa: F401
 
 
 @functools.cache
 def preload_strategies() -> None:
     """Import what strategies of many devices need besides, which takes as long again."""
-    with kept_for_good():
-        for name in _OF_MANY:
+    with freeze_new_objects():
+        for name in _DISTRIBUTED_MODULES:
             importlib.import_module(name)
         for card in STRATEGIES.values():
             importlib.import_module(card.target.partition(":")[0])

@@ -8,7 +8,8 @@ with them.
 Samples that are stacked have one shape, and so have those of the catalogue. A data set that reads whole
 batches may pad each to its longest sample or lay samples end to end, so that memory follows from a batch that
 comes once in an epoch. Reading takes a few seconds at most and runs a person's code: in a process of its own
-(pool.py). What could not be seen or found makes a plan a lower bound. Read look.py and fake_pass.py next.
+(pool.py). What could not be seen or found makes a plan a lower bound. Read sample_reader.py and fake_pass.py
+next.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from rankdeck.base.phrases import ALL_OF, listed, phrase
+from rankdeck.base.phrases import AND_TEMPLATE, join_phrases, phrase
 from rankdeck.config import RunConfig
-from rankdeck.data.sampling import Epochs, epoch_order
-from rankdeck.parallel.nested import each_tensor
+from rankdeck.data.samplers import EpochLayout, epoch_order
+from rankdeck.parallel.pytree import map_tensors
 
-_MOST_DRAWN = 5_000_000
+_MAX_DRAWN = 5_000_000
 """So many samples of a run are followed into their batches; those after them are like these."""
 
 Sizes = tuple[int, ...]
@@ -71,41 +72,43 @@ class Samples(msgspec.Struct, frozen=True):
     @property
     def is_varied(self) -> bool:
         """Whether batches of equally many samples may differ in their shapes."""
-        return not (self.is_uniform or (self.growths and self._is_known)) or any(map(_differs, self.sizes))
+        return not (self.is_uniform or (self.growths and self._has_rules)) or any(map(_is_varied, self.sizes))
 
     @property
     def is_bound(self) -> bool:
         """Whether a larger batch may come."""
         if self.is_uniform:
             return False
-        return not self._is_known or (len(self.seen) < self.num_samples and self.longest is None)
+        return not self._has_rules or (len(self.seen) < self.num_samples and self.longest is None)
 
     @property
-    def _is_known(self) -> bool:
+    def _has_rules(self) -> bool:
         """Whether the sizes of every batch follow from those of its samples."""
         return bool(self.growths) and all(growth.rule != UNKNOWN for growth in self.growths)
 
     @property
     def _is_end_to_end(self) -> bool:
         return any(
-            growth.rule == SUM and _differs(sizes)
+            growth.rule == SUM and _is_varied(sizes)
             for growth, sizes in zip(self.growths, self.sizes, strict=True)
         )
 
     @property
-    def words(self) -> str:
+    def note(self) -> str:
         """Which batch is planned; "" where there is but one kind."""
         if not (self.is_varied or self.is_bound):
             return ""
-        if not self._is_known:
+        if not self._has_rules:
             return phrase(
                 "At least this much: how batches grow with their samples is not known; planned for the "
                 "largest of {batches} that were read.",
                 batches=self.num_read,
             )
         if self._is_end_to_end:
-            return self._words_end_to_end()
-        shapes = listed(dict.fromkeys("x".join(map(str, shape)) for shape in self._largest_samples()), ALL_OF)
+            return self._end_to_end_note()
+        shapes = join_phrases(
+            dict.fromkeys("x".join(map(str, shape)) for shape in self._largest_sample_shapes()), AND_TEMPLATE
+        )
         if self.is_bound:
             return phrase(
                 "At least this much: {seen:,} of {samples:,} samples were looked at, the largest {shapes}. "
@@ -125,7 +128,7 @@ class Samples(msgspec.Struct, frozen=True):
             shapes=shapes,
         )
 
-    def _words_end_to_end(self) -> str:
+    def _end_to_end_note(self) -> str:
         if self.is_bound:
             return phrase(
                 "At least this much: batches hold their samples end to end, and {seen:,} of {samples:,} "
@@ -144,23 +147,23 @@ class Samples(msgspec.Struct, frozen=True):
             samples=self.num_samples,
         )
 
-    def _largest_samples(self) -> Iterator[Sizes]:
+    def _largest_sample_shapes(self) -> Iterator[Sizes]:
         """The most that each tensor of a sample has in each of its dims, the batch's left out."""
-        sizes = iter(self._longest_alone())
+        sizes = iter(self._max_sample_sizes())
         for num_dims in self.num_dims:
             shape = tuple(next(sizes) for _ in range(abs(num_dims)))
             if num_dims > 1:
                 yield shape[1:]
 
-    def _longest_alone(self) -> list[int]:
+    def _max_sample_sizes(self) -> list[int]:
         """The largest that each size of a sample may have."""
         most = [max(sizes) for sizes in self.sizes]
         if self.longest is None:
             return most
-        is_any_varied = any(map(_differs, self.sizes))
+        is_any_varied = any(map(_is_varied, self.sizes))
         dims = [dim for num_dims in self.num_dims for dim in (range(num_dims) if num_dims >= 0 else (-1,))]
         follows = [
-            _differs(sizes) if is_any_varied else dim == 1
+            _is_varied(sizes) if is_any_varied else dim == 1
             for sizes, dim in zip(self.sizes, dims, strict=True)
         ]
         return [max(high, self.longest) if does else high for high, does in zip(most, follows, strict=True)]
@@ -174,29 +177,29 @@ class Samples(msgspec.Struct, frozen=True):
         ends = [
             place
             for place, (growth, sizes) in enumerate(zip(self.growths, self.sizes, strict=True))
-            if growth.rule == SUM and _differs(sizes)
+            if growth.rule == SUM and _is_varied(sizes)
         ]
-        for places in self._run(num, config):
+        for places in self._run_batches(num, config):
             held = elements[places].sum(dim=1)
             if int(held.max()) > most:
                 most = int(held.max())
                 indices = [self.seen[place] for place in places[int(held.argmax())].tolist()]
             for end in ends:
-                together = self.growths[end].together(columns[end][places])
+                together = self.growths[end].batch_sizes(columns[end][places])
                 largest[end] = max(largest[end], int(together.max()))
         if not self.growths:
             return LargestBatch(indices, None)
-        alone = self._longest_alone()
+        alone = self._max_sample_sizes()
         is_complete = len(self.seen) == self.num_samples
         for place, growth in enumerate(self.growths):
             if growth.rule == UNKNOWN:
-                largest[place] = self._read_size(place, num)
+                largest[place] = self._measured_size(place, num)
             elif place not in ends or (self.longest is not None and not is_complete):
                 of_longest = torch.full((1, num), alone[place])
-                largest[place] = int(growth.together(of_longest))
+                largest[place] = int(growth.batch_sizes(of_longest))
         return LargestBatch(indices, largest)
 
-    def _read_size(self, place: int, num: int) -> int:
+    def _measured_size(self, place: int, num: int) -> int:
         """By the batches that were read: the smallest of as many samples, or more by proportion."""
         if not self.batches:
             return 0
@@ -206,14 +209,14 @@ class Samples(msgspec.Struct, frozen=True):
         count = max(self.batches)
         return -(-self.batches[count][place] * num // count)
 
-    def _run(self, num: int, config: RunConfig) -> Iterator[Tensor]:
+    def _run_batches(self, num: int, config: RunConfig) -> Iterator[Tensor]:
         """The batches of `num` samples of each epoch, (B, num), as places in `seen`; drawn from what was seen
         where that is not all."""
         train = config.train
-        epochs = Epochs(self.num_samples, train.global_batch, keep_last=config.data.last == "keep")
+        epochs = EpochLayout(self.num_samples, train.global_batch, keep_last=config.data.last == "keep")
         steps_per_epoch = max(1, self.num_samples // train.global_batch)
         steps = train.known_steps or (train.epochs or 1) * epochs.steps
-        num_epochs = min(-(-steps // steps_per_epoch), max(1, _MOST_DRAWN // self.num_samples))
+        num_epochs = min(-(-steps // steps_per_epoch), max(1, _MAX_DRAWN // self.num_samples))
         num_epochs = num_epochs if self._is_end_to_end or not self.growths else 1
         in_order, drawn = config.data.order == "given", torch.Generator().manual_seed(0)
         is_complete = len(self.seen) == self.num_samples
@@ -236,7 +239,7 @@ UNIFORM = Samples()
 """Of data of which one sample is as large as another."""
 
 
-def _differs(sizes: Sequence[int]) -> bool:
+def _is_varied(sizes: Sequence[int]) -> bool:
     return len(sizes) > 1
 
 
@@ -263,14 +266,14 @@ class Growth(msgspec.Struct, frozen=True):
     rule: Literal["longest", "sum", "unknown"]
     shared: int = 0
 
-    def together(self, sizes: Tensor) -> Tensor:
+    def batch_sizes(self, sizes: Tensor) -> Tensor:
         """What batches with samples of these sizes (B, N) have: (B,). Not of an unknown one."""
         if self.rule == LONGEST:
             return sizes.amax(dim=1)
         return sizes.sum(dim=1) - self.shared * (sizes.shape[1] - 1)
 
 
-def growth_of(probes: Sequence[Probe]) -> Growth:
+def find_growth(probes: Sequence[Probe]) -> Growth:
     """The rule that all these batches follow; unknown where none has several samples."""
     if any(len(alone) > 1 for alone, _ in probes) and all(size == max(alone) for alone, size in probes):
         return Growth(LONGEST)
@@ -280,7 +283,7 @@ def growth_of(probes: Sequence[Probe]) -> Growth:
     return Growth(UNKNOWN)
 
 
-def leaves_of(value: Any) -> list[Tensor | int]:
+def list_leaves(value: Any) -> list[Tensor | int]:
     """The tensors and whole numbers inside tuples, lists and dicts, in order."""
     found: list[Tensor | int] = []
 
@@ -288,13 +291,13 @@ def leaves_of(value: Any) -> list[Tensor | int]:
         found.append(leaf)
         return leaf  # the walk rebuilds what it goes through: a class may check its values
 
-    each_leaf(value, add)
+    map_leaves(value, add)
     return found
 
 
-def each_leaf(value: Any, change: Callable[[Any], Any]) -> Any:
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """The same structure with every tensor and whole number changed."""
-    return each_tensor(value, lambda leaf: leaf if isinstance(leaf, bool) else change(leaf), (Tensor, int))
+    return map_tensors(value, lambda leaf: leaf if isinstance(leaf, bool) else change(leaf), (Tensor, int))
 
 
 def sizes_of(leaf: Tensor | int) -> tuple[int, ...]:
@@ -306,6 +309,6 @@ def num_elements(leaves: Sequence[Tensor | int]) -> int:
     return sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
 
 
-def resized(leaf: Any, sizes: Sequence[int]) -> Any:
+def resize_leaf(leaf: Any, sizes: Sequence[int]) -> Any:
     """A leaf of these sizes; what is in it is not kept."""
     return torch.zeros(tuple(sizes), dtype=leaf.dtype) if isinstance(leaf, Tensor) else sizes[0]

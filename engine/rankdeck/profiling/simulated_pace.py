@@ -27,16 +27,16 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_duration
 from rankdeck.config import RunConfig
-from rankdeck.torch_compat.dispatch import DispatchMode, Kwargs, packet_of
+from rankdeck.torch_compat.dispatch import DispatchMode, Kwargs, overload_packet
 
-PACED = ("forward", "backward", "backward-input", "backward-weight")
-LEAST_SLOT_S = 0.05
-MOST_COMPUTE_SHARE = 0.05
+PACED_PHASES = ("forward", "backward", "backward-input", "backward-weight")
+MIN_SLOT_S = 0.05
+MAX_COMPUTE_SHARE = 0.05
 _MARGIN = 1.25
 _COUNTING, _TIMING, _HOLDING = "counting", "timing", "holding"
 
 _Key = tuple[int, str, int | None]
-Agree = Callable[[list[float]], list[float]]
+MaxOverRanks = Callable[[list[float]], list[float]]
 """The largest of each number over all ranks."""
 
 
@@ -46,20 +46,20 @@ class _Slot:
 
     flops: int = 0
     num_counted: int = 0
-    computing_s: float = 0.0
+    compute_s: float = 0.0
     num_timed: int = 0
 
     @property
-    def flops_each(self) -> float:
+    def mean_flops(self) -> float:
         return self.flops / max(self.num_counted, 1)
 
     @property
-    def computing_each_s(self) -> float:
-        return self.computing_s / max(self.num_timed, 1)
+    def mean_compute_s(self) -> float:
+        return self.compute_s / max(self.num_timed, 1)
 
 
 @dataclass
-class _Open:
+class _OpenSlot:
     """A slot that a thread is in."""
 
     key: _Key
@@ -72,8 +72,8 @@ class _Open:
 
 
 @dataclass
-class _Thread(threading.local):
-    stack: list[_Open] = field(default_factory=list)
+class _ThreadState(threading.local):
+    stack: list[_OpenSlot] = field(default_factory=list)
     is_counted: bool = False
 
 
@@ -88,33 +88,33 @@ class SimulatedPace:
         self,
         device_gflops: float | None = None,
         *,
-        agree: Agree = lambda values: values,
-        waits_inside: bool = False,
-        longest_s: float = 60.0,
+        max_over_ranks: MaxOverRanks = lambda values: values,
+        communicates_in_forward: bool = False,
+        max_slot_s: float = 60.0,
     ) -> None:
-        self._asked_gflops = device_gflops
-        self._agree = agree
-        self._waits_inside = waits_inside
-        self._longest_s = longest_s
+        self._requested_gflops = device_gflops
+        self._max_over_ranks = max_over_ranks
+        self._communicates_in_forward = communicates_in_forward
+        self._max_slot_s = max_slot_s
         self._state = _COUNTING
         self._slots: dict[_Key, _Slot] = defaultdict(_Slot)
         self._s_per_flop = 0.0
-        self._thread = _Thread()
-        self._mode: _CountFlops | None = None
+        self._thread = _ThreadState()
+        self._mode: _FlopCounterMode | None = None
 
     @property
     def is_holding(self) -> bool:
         return self._state == _HOLDING
 
-    def begin_step(self) -> None:
+    def start_step(self) -> None:
         self._mode = self._start_counting()
 
-    def _start_counting(self) -> _CountFlops | None:
+    def _start_counting(self) -> _FlopCounterMode | None:
         """A mode that is entered; None in later steps, and where this thread has one."""
         if self._state != _COUNTING or self._thread.is_counted:
             return None
         self._thread.is_counted = True
-        mode = _CountFlops(self._thread)
+        mode = _FlopCounterMode(self._thread)
         mode.__enter__()
         return mode
 
@@ -132,15 +132,15 @@ class SimulatedPace:
             self._calibrate()
             self._state = _HOLDING
 
-    def open(self, device: int, name: str, stage: int | None) -> None:
+    def open_slot(self, device: int, name: str, stage: int | None) -> None:
         """The calling thread begins a phase of a device."""
         key = (device, name, stage)
-        entered = _Open(
+        entered = _OpenSlot(
             key, self._slots[key], time.perf_counter(), time.thread_time(), self._start_counting()
         )
         self._thread.stack.append(entered)
 
-    def close(self) -> None:
+    def close_slot(self) -> None:
         """The phase that this thread began last is computed: sleep until its slot is over."""
         left = self._thread.stack.pop()
         if left.mode is not None:
@@ -150,15 +150,15 @@ class SimulatedPace:
         if self._state == _COUNTING:
             slot.num_counted += 1
         elif self._state == _TIMING:
-            slot.computing_s += time.thread_time() - left.cpu_started_s
+            slot.compute_s += time.thread_time() - left.cpu_started_s
             slot.num_timed += 1
-        elif left.key[1] in PACED and not left.done_share:
-            self._sleep_up_to(left, 1.0)
+        elif left.key[1] in PACED_PHASES and not left.done_share:
+            self._sleep_until_share(left, 1.0)
 
-    def _sleep_up_to(self, inside: _Open, share: float) -> None:
+    def _sleep_until_share(self, inside: _OpenSlot, share: float) -> None:
         """Sleep until a share of the slot is over."""
-        goal_s = inside.slot.flops_each * self._s_per_flop * share
-        if self._waits_inside:
+        goal_s = inside.slot.mean_flops * self._s_per_flop * share
+        if self._communicates_in_forward:
             spent_s = time.thread_time() - inside.cpu_started_s + inside.slept_s
         else:
             spent_s = time.perf_counter() - inside.started_s
@@ -166,59 +166,61 @@ class SimulatedPace:
             time.sleep(goal_s - spent_s)
             inside.slept_s += goal_s - spent_s
 
-    def spread_backward(self, module: nn.Module) -> None:
+    def pace_backward(self, module: nn.Module) -> None:
         """Let gradients appear one after another over a backward's slot, each when its share of the work is
         done, so that what is sent from within the backward is seen under it."""
-        shares = _shares_of_work(module)
+        shares = _work_shares(module)
 
         def ready(parameter: torch.Tensor) -> None:
             stack = self._thread.stack
             if self.is_holding and stack and stack[-1].key[1] == "backward":
                 inside = stack[-1]
                 inside.done_share += shares[id(parameter)]
-                self._sleep_up_to(inside, inside.done_share)
+                self._sleep_until_share(inside, inside.done_share)
 
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(ready)
 
     def _calibrate(self) -> None:
-        paced = {key: slot for key, slot in self._slots.items() if key[1] in PACED}
-        flops = sum(slot.flops_each for slot in paced.values())
-        computing_s = sum(slot.computing_each_s for slot in paced.values() if slot.flops_each)
-        forward = max((slot.flops_each for key, slot in paced.items() if key[1] == "forward"), default=0.0)
-        largest = max((slot.flops_each for slot in paced.values()), default=0.0)
-        cost, forward, largest = self._agree([computing_s / flops if flops else 0.0, forward, largest])
+        paced = {key: slot for key, slot in self._slots.items() if key[1] in PACED_PHASES}
+        flops = sum(slot.mean_flops for slot in paced.values())
+        computing_s = sum(slot.mean_compute_s for slot in paced.values() if slot.mean_flops)
+        forward = max((slot.mean_flops for key, slot in paced.items() if key[1] == "forward"), default=0.0)
+        largest = max((slot.mean_flops for slot in paced.values()), default=0.0)
+        cost, forward, largest = self._max_over_ranks(
+            [computing_s / flops if flops else 0.0, forward, largest]
+        )
         if not forward:
-            raise _not_held(
+            raise _pace_error(
                 phrase(
                     "rehearsal.pace = simulated: this model has no matrix product or convolution whose time "
                     "could be told from its FLOPs."
                 ),
                 phrase('Use rehearsal.pace = "real".'),
             )
-        if self._asked_gflops is None:
-            self._s_per_flop = max(LEAST_SLOT_S / forward, _MARGIN * cost / MOST_COMPUTE_SHARE)
+        if self._requested_gflops is None:
+            self._s_per_flop = max(MIN_SLOT_S / forward, _MARGIN * cost / MAX_COMPUTE_SHARE)
         else:
-            self._s_per_flop = 1e-9 / self._asked_gflops
-            self._check_rate(self._asked_gflops, forward, cost)
-        if largest * self._s_per_flop > self._longest_s:
-            raise _not_held(
+            self._s_per_flop = 1e-9 / self._requested_gflops
+            self._check_rate(self._requested_gflops, forward, cost)
+        if largest * self._s_per_flop > self._max_slot_s:
+            raise _pace_error(
                 phrase(
                     "rehearsal.pace = simulated: one slot would take {slot_s:.0f} s, longer than the ranks "
                     "wait for each other ({longest}).",
                     slot_s=largest * self._s_per_flop,
-                    longest=format_duration(self._longest_s),
+                    longest=format_duration(self._max_slot_s),
                 ),
                 phrase("Lower train.global_batch, make the model smaller, or raise launch.timeout_s."),
             )
 
     def _check_rate(self, asked_gflops: float, forward: float, cost: float) -> None:
-        slowest = max(LEAST_SLOT_S / forward, cost / MOST_COMPUTE_SHARE)
+        slowest = max(MIN_SLOT_S / forward, cost / MAX_COMPUTE_SHARE)
         if self._s_per_flop >= slowest:
             return
         slot_s = forward * self._s_per_flop
-        if slot_s < LEAST_SLOT_S:
+        if slot_s < MIN_SLOT_S:
             told = phrase(
                 "rehearsal.device_gflops = {asked:g} cannot be held: a forward would take {slot_ms:.2g} ms, "
                 "and the shape is true from 50 ms on.",
@@ -232,20 +234,20 @@ class SimulatedPace:
                 asked=asked_gflops,
                 share=cost / self._s_per_flop,
             )
-        most = _rounded_down(1e-9 / slowest / _MARGIN)
-        raise _not_held(
+        most = _round_down(1e-9 / slowest / _MARGIN)
+        raise _pace_error(
             told,
             phrase("Use at most {most:g}, or leave it out to have one chosen.", most=most),
             path="rehearsal.device_gflops",
         )
 
 
-def _not_held(message: str, advice: str, path: str = "rehearsal.pace") -> ConfigError:
+def _pace_error(message: str, advice: str, path: str = "rehearsal.pace") -> ConfigError:
     return ConfigError(message, code="pace-not-held", path=path, advice=advice)
 
 
-def pace_of(
-    config: RunConfig, device: torch.device, world_size: int, *, waits_inside: bool
+def make_pace(
+    config: RunConfig, device: torch.device, world_size: int, *, communicates_in_forward: bool
 ) -> SimulatedPace | None:
     """What holds a rank's devices to a simulated pace, where the configuration asks for one.
 
@@ -270,19 +272,19 @@ def pace_of(
 
     return SimulatedPace(
         config.rehearsal.device_gflops,
-        agree=largest,
-        waits_inside=waits_inside,
-        longest_s=config.launch.timeout_s,
+        max_over_ranks=largest,
+        communicates_in_forward=communicates_in_forward,
+        max_slot_s=config.launch.timeout_s,
     )
 
 
-def _rounded_down(value: float) -> float:
+def _round_down(value: float) -> float:
     """To two digits, for a person to type."""
     shown = float(f"{value:.2g}")
     return shown if shown <= value else float(f"{value * 0.95:.2g}")
 
 
-def _shares_of_work(module: nn.Module) -> dict[int, float]:
+def _work_shares(module: nn.Module) -> dict[int, float]:
     """How much of a backward each parameter stands for, by its size; looking rows up costs nothing."""
     free = {id(p) for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     sizes = {id(p): 0 if id(p) in free else p.numel() for p in module.parameters() if p.requires_grad}
@@ -290,10 +292,10 @@ def _shares_of_work(module: nn.Module) -> dict[int, float]:
     return {key: size / total for key, size in sizes.items()}
 
 
-class _CountFlops(DispatchMode):
+class _FlopCounterMode(DispatchMode):
     """Books the FLOPs of matrix products, convolutions and attention on the slot that the thread is in."""
 
-    def __init__(self, thread: _Thread) -> None:
+    def __init__(self, thread: _ThreadState) -> None:
         from torch.distributed.tensor import DTensor  # half a second, which runs at a real pace do not pay
 
         super().__init__()
@@ -310,14 +312,14 @@ class _CountFlops(DispatchMode):
         if any(issubclass(kind, self._wrapper) for kind in types):
             return NotImplemented  # it unwraps itself, and its local parts come back here
         out = func(*args, **(kwargs or {}))
-        count = flops_formula(packet_of(func))
+        count = flops_formula(overload_packet(func))
         if count is not None and self._thread.stack:
             self._thread.stack[-1].slot.flops += count(*args, **(kwargs or {}), out_val=out)
         return out
 
 
 _aten = torch.ops.aten
-_ON_CPU = {
+_CPU_ATTENTION = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: (
         _aten._scaled_dot_product_flash_attention_backward
@@ -327,5 +329,5 @@ _ON_CPU = {
 
 def flops_formula(packet: Any) -> Callable[..., int] | None:
     """torch's own formula of an operation; attention on CPU counts as on a GPU."""
-    formula: Callable[..., int] | None = flop_registry.get(_ON_CPU.get(packet, packet))
+    formula: Callable[..., int] | None = flop_registry.get(_CPU_ATTENTION.get(packet, packet))
     return formula

@@ -25,7 +25,7 @@ from rankdeck import events
 from rankdeck.profiling.simulated_pace import SimulatedPace
 
 _NOTHING: AbstractContextManager[None] = nullcontext(None)
-_MARK_S = 3e-6
+_MARK_COST_S = 3e-6
 _microbatch: tuple[str, int] | None = None
 
 
@@ -54,25 +54,25 @@ class PhaseSpan:
     stage: int | None = None
     microbatch: int | None = None
     num_bytes: int | None = None
-    start: Stamp = 0.0
-    end: Stamp = 0.0
+    start: Timestamp = 0.0
+    end: Timestamp = 0.0
 
 
 @dataclass
 class _Sample:
     step: int
-    followed: bool
+    is_tracked: bool
     simulated: bool
     clock: StepClock
     marks: list[PhaseSpan] = field(default_factory=list)
-    late: list[LateSpan] = field(default_factory=list)
+    late_spans: list[LateSpan] = field(default_factory=list)
     seconds: float = 0.0
 
-    def is_past(self) -> bool:
-        return all(self.clock.is_past(mark.end) for mark in self.marks)
+    def is_ready(self) -> bool:
+        return all(self.clock.is_ready(mark.end) for mark in self.marks)
 
 
-class _Phase:
+class _PhaseContext:
     """What `phase` returns inside a sampled step, or under a simulated pace."""
 
     def __init__(self, spans: SpanRecorder, mark: PhaseSpan) -> None:
@@ -80,11 +80,11 @@ class _Phase:
         self._mark = mark
 
     def __enter__(self) -> PhaseSpan:
-        self._spans.open(self._mark)
+        self._spans.open_span(self._mark)
         return self._mark
 
     def __exit__(self, *_: object) -> None:
-        self._spans.close(self._mark)
+        self._spans.close_span(self._mark)
 
 
 class SpanRecorder:
@@ -97,13 +97,13 @@ class SpanRecorder:
         self, devices: Sequence[torch.device] = (torch.device("cpu"),), pace: SimulatedPace | None = None
     ) -> None:
         self.pace = pace
-        self.late: Callable[[], Iterable[LateSpan]] = tuple
+        self.find_late_spans: Callable[[], Iterable[LateSpan]] = tuple
         """Asked at the end of the step after a sampled one for phases that nobody knew before."""
         self._num_devices = len(devices)
         self._clock = GpuClock(devices) if devices[0].type == "cuda" else HostClock()
         self._sample: _Sample | None = None
         self._waiting: deque[_Sample] = deque()
-        self._num_ripe = 0
+        self._num_ready = 0
         self._active = False
 
     @property
@@ -133,9 +133,9 @@ class SpanRecorder:
             _microbatch = name, microbatch
         if not self._active:
             return _NOTHING
-        return _Phase(self, PhaseSpan(device, name, stage, microbatch, num_bytes))
+        return _PhaseContext(self, PhaseSpan(device, name, stage, microbatch, num_bytes))
 
-    def all_devices(self, name: str) -> AbstractContextManager[object]:
+    def phase_on_all_devices(self, name: str) -> AbstractContextManager[object]:
         """A phase that every device of the rank is in, begun and ended by this thread."""
         stack = ExitStack()
         for device in range(self._num_devices):
@@ -147,76 +147,77 @@ class SpanRecorder:
         if not self._active:
             return None
         mark = PhaseSpan(device, name, stage)
-        self.open(mark)
+        self.open_span(mark)
         return mark
 
     def stop(self, mark: PhaseSpan | None) -> None:
         if mark is not None:
-            self.close(mark)
+            self.close_span(mark)
 
-    def open(self, mark: PhaseSpan) -> None:
+    def open_span(self, mark: PhaseSpan) -> None:
         if self._sample is not None:
             mark.start = self._clock.now(mark.device)
         if self.pace is not None:
-            self.pace.open(mark.device, mark.name, mark.stage)
+            self.pace.open_slot(mark.device, mark.name, mark.stage)
 
-    def close(self, mark: PhaseSpan) -> None:
+    def close_span(self, mark: PhaseSpan) -> None:
         if self.pace is not None:
-            self.pace.close()
+            self.pace.close_slot()
         sample = self._sample
         if sample is not None:
             mark.end = self._clock.now(mark.device)
             sample.marks.append(mark)
 
-    def begin_step(self, step: int, *, record: bool, followed: bool = False) -> None:
-        """A step begins. `followed`: the memory ledger slows it down."""
+    def start_step(self, step: int, *, record: bool, is_tracked: bool = False) -> None:
+        """A step begins. `is_tracked`: the memory ledger slows it down."""
         self._active = record or self.pace is not None
         if self.pace is not None:
-            self.pace.begin_step()
+            self.pace.start_step()
         if record:
             simulated = self.pace is not None and self.pace.is_holding
-            self._sample = _Sample(step, followed, simulated, self._clock.begin_step())
+            self._sample = _Sample(step, is_tracked, simulated, self._clock.start_step())
 
-    def slowed_down(self) -> None:
+    def mark_tracked(self) -> None:
         """From here on the memory ledger follows the step, which began without it."""
         if self._sample is not None:
-            self._sample.followed = True
+            self._sample.is_tracked = True
 
     def end_step(self) -> None:
         """The step is over. What was recorded of it is read after the next one."""
         if self.pace is not None:
             self.pace.end_step()
-        if self._waiting and self._num_ripe < len(self._waiting):
-            self._waiting[-1].late = list(self.late())
-        self._num_ripe = len(self._waiting)
+        if self._waiting and self._num_ready < len(self._waiting):
+            self._waiting[-1].late_spans = list(self.find_late_spans())
+        self._num_ready = len(self._waiting)
         sample, self._sample, self._active = self._sample, None, False
         if sample is not None:
             sample.seconds = sample.clock.elapsed_s()
             self._waiting.append(sample)
 
-    def pop_marks(self) -> list[PhaseSpan]:
-        """The phases of the step that ended last, in the order of their ends; `take` gives them no more."""
-        self._num_ripe = 0
+    def pop_spans(self) -> list[PhaseSpan]:
+        """The phases of the step that ended last, in the order of their ends; `take_samples` gives them no
+        more."""
+        self._num_ready = 0
         return self._waiting.pop().marks
 
-    def take(
+    def take_samples(
         self, rank: int, places: Sequence[int], *, wait: bool = False
     ) -> Iterable[tuple[events.Spans, float]]:
         """Samples whose figures are known by now (with `wait`, all of them), each with the seconds that its
         marks have cost. `places` are the devices' places in the run."""
-        while self._waiting and (wait or (self._num_ripe and self._waiting[0].is_past())):
+        while self._waiting and (wait or (self._num_ready and self._waiting[0].is_ready())):
             sample = self._waiting.popleft()
-            self._num_ripe = max(0, self._num_ripe - 1)
-            yield _event(sample, rank, places), len(sample.marks) * _MARK_S
+            self._num_ready = max(0, self._num_ready - 1)
+            yield _event(sample, rank, places), len(sample.marks) * _MARK_COST_S
 
 
 def _event(sample: _Sample, rank: int, places: Sequence[int]) -> events.Spans:
     """The marks as columns, in the order of their starts."""
-    began, rows = sample.clock.began, []
+    began, rows = sample.clock.started_s, []
     for mark in sample.marks:
         start_s, end_s = (sample.clock.read(stamp, mark.device) for stamp in (mark.start, mark.end))
         rows.append((start_s, end_s - start_s, mark))
-    for late in sample.late:
+    for late in sample.late_spans:
         start_s = late.started - began
         if start_s >= 0 and start_s + late.seconds <= sample.seconds + 1.0:
             mark = PhaseSpan(late.device, late.name, num_bytes=late.num_bytes)
@@ -238,7 +239,7 @@ def _event(sample: _Sample, rank: int, places: Sequence[int]) -> events.Spans:
         microbatch=_column([mark.microbatch for mark in marks]),
         num_bytes=_column([mark.num_bytes for mark in marks]),
         simulated=sample.simulated,
-        followed=sample.followed,
+        followed=sample.is_tracked,
     )
 
 
@@ -252,9 +253,9 @@ def _column(values: list[int | None]) -> list[int | None] | None:
 # is known, and each sampled step begins with an event that is timed against the step's before. Clocks
 # drift, so once a minute the anchor is made anew, which waits for what the device has to do at that moment.
 
-Stamp = Any
+Timestamp = Any
 """A moment of a device: seconds of the host's clock, or a CUDA event."""
-_ANCHOR_S = 60.0
+_ANCHOR_INTERVAL_S = 60.0
 
 
 class StepClock:
@@ -265,7 +266,7 @@ class StepClock:
         self._start_s = time.perf_counter()
 
     @property
-    def began(self) -> float:
+    def started_s(self) -> float:
         """Unix time."""
         return self._start_s + self._to_unix_s
 
@@ -273,11 +274,11 @@ class StepClock:
         """Seconds since the step began, by the host's clock."""
         return time.perf_counter() - self._start_s
 
-    def read(self, stamp: Stamp, device: int) -> float:
+    def read(self, stamp: Timestamp, device: int) -> float:
         """Seconds from the step's beginning to a moment."""
         return float(stamp) - self._start_s
 
-    def is_past(self, stamp: Stamp) -> bool:
+    def is_ready(self, stamp: Timestamp) -> bool:
         """Whether the moment can be read without waiting."""
         return True
 
@@ -288,45 +289,45 @@ class HostClock:
     def __init__(self) -> None:
         self._to_unix_s = time.time() - time.perf_counter()
 
-    def now(self, device: int) -> Stamp:
+    def now(self, device: int) -> Timestamp:
         return time.perf_counter()
 
-    def begin_step(self) -> StepClock:
+    def start_step(self) -> StepClock:
         return StepClock(self._to_unix_s)
 
 
-class _Base:
+class _StepEvent:
     """The event that a step begins with on one device, and when that was: known once it is past."""
 
-    def __init__(self, event: torch.cuda.Event, host_s: float | None, before: _Base | None) -> None:
+    def __init__(self, event: torch.cuda.Event, host_s: float | None, before: _StepEvent | None) -> None:
         self.event = event
         self._host_s = host_s
-        self._before = before
+        self._previous = before
 
     def host_s(self) -> float:
         if self._host_s is None:
-            assert self._before is not None
-            self._host_s = self._before.host_s() + self._before.event.elapsed_time(self.event) / 1e3
-            self._before = None
+            assert self._previous is not None
+            self._host_s = self._previous.host_s() + self._previous.event.elapsed_time(self.event) / 1e3
+            self._previous = None
         return self._host_s
 
 
-class _GpuStep(StepClock):
-    def __init__(self, bases: list[_Base], to_unix_s: float) -> None:
+class _GpuStepClock(StepClock):
+    def __init__(self, bases: list[_StepEvent], to_unix_s: float) -> None:
         super().__init__(to_unix_s)
-        self._bases = bases
+        self._events = bases
 
     @property
-    def began(self) -> float:
-        return min(base.host_s() for base in self._bases) + self._to_unix_s
+    def started_s(self) -> float:
+        return min(base.host_s() for base in self._events) + self._to_unix_s
 
-    def read(self, stamp: Stamp, device: int) -> float:
+    def read(self, stamp: Timestamp, device: int) -> float:
         stamp.synchronize()
-        base = self._bases[device]
-        offset_s = base.host_s() + self._to_unix_s - self.began
+        base = self._events[device]
+        offset_s = base.host_s() + self._to_unix_s - self.started_s
         return offset_s + float(base.event.elapsed_time(stamp)) / 1e3
 
-    def is_past(self, stamp: Stamp) -> bool:
+    def is_ready(self, stamp: Timestamp) -> bool:
         return bool(stamp.query())
 
 
@@ -336,24 +337,26 @@ class GpuClock:
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = list(devices)
         self._to_unix_s = time.time() - time.perf_counter()
-        self._bases: list[_Base] = []
+        self._step_events: list[_StepEvent] = []
         self._anchored_s = 0.0
 
-    def now(self, device: int) -> Stamp:
+    def now(self, device: int) -> Timestamp:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._devices[device]))
         return event
 
-    def begin_step(self) -> StepClock:
-        if not self._bases or time.perf_counter() - self._anchored_s > _ANCHOR_S:
-            self._bases = [self._anchor(device) for device in range(len(self._devices))]
+    def start_step(self) -> StepClock:
+        if not self._step_events or time.perf_counter() - self._anchored_s > _ANCHOR_INTERVAL_S:
+            self._step_events = [self._anchor(device) for device in range(len(self._devices))]
             self._anchored_s = time.perf_counter()
         else:
-            self._bases = [_Base(self.now(device), None, before) for device, before in enumerate(self._bases)]
-        return _GpuStep(self._bases, self._to_unix_s)
+            self._step_events = [
+                _StepEvent(self.now(device), None, before) for device, before in enumerate(self._step_events)
+            ]
+        return _GpuStepClock(self._step_events, self._to_unix_s)
 
-    def _anchor(self, device: int) -> _Base:
+    def _anchor(self, device: int) -> _StepEvent:
         torch.cuda.synchronize(self._devices[device])
         event = self.now(device)
         event.synchronize()
-        return _Base(event, time.perf_counter(), None)
+        return _StepEvent(event, time.perf_counter(), None)

@@ -10,13 +10,13 @@ from functools import partial
 import msgspec
 
 from rankdeck.base.errors import MachineError, Problem, RankdeckError
-from rankdeck.base.parsing import json_of
+from rankdeck.base.parsing import parse_json
 from rankdeck.base.phrases import phrase
 from rankdeck.remote import wire
-from rankdeck.remote.link import Link
+from rankdeck.remote.link import HostLink
 
-_TURN_S = 0.02
-_MOST_SAID_BYTES = 1 << 20
+_POLL_INTERVAL_S = 0.02
+_MAX_OUTPUT_BYTES = 1 << 20
 
 
 class CommandResult(msgspec.Struct):
@@ -31,10 +31,10 @@ class CommandResult(msgspec.Struct):
     problems: list[Problem] = []
 
     @classmethod
-    def read(cls, said: str | bytes) -> CommandResult:
+    def parse(cls, said: str | bytes) -> CommandResult:
         """Read it from a command's output; empty where that is something else."""
         try:
-            return msgspec.convert(json_of(said), cls)
+            return msgspec.convert(parse_json(said), cls)
         except (ValueError, msgspec.ValidationError):
             return cls()
 
@@ -45,32 +45,32 @@ class CommandResult(msgspec.Struct):
         return int(number) if number.isdecimal() else 0
 
 
-class Ran:
-    """A command on a host: `out` and `errors` are what it has said so far, `code` how it ended."""
+class RemoteCommand:
+    """A command on a host: `out` and `err` are what it has said so far, `exit_code` how it ended."""
 
-    def __init__(self, host: Host, number: int) -> None:
+    def __init__(self, host: RemoteHost, number: int) -> None:
         self.host, self.number = host, number
-        self.out, self.errors = bytearray(), bytearray()
-        self.code: int | None = None
+        self.out, self.err = bytearray(), bytearray()
+        self.exit_code: int | None = None
 
     def result(self) -> CommandResult:
         """Read what a command with --json has said."""
-        return CommandResult.read(bytes(self.out))
+        return CommandResult.parse(bytes(self.out))
 
-    def reason(self) -> str:
+    def failure_text(self) -> str:
         """Of one that has ended: what it said first of it, or its code."""
-        lines = bytes(self.errors).decode(errors="replace").splitlines()
+        lines = bytes(self.err).decode(errors="replace").splitlines()
         said = [line.strip() for line in lines if line.strip()]
-        return said[0][:300] if said else phrase("it ended with {code}", code=self.code or 0)
+        return said[0][:300] if said else phrase("it ended with {code}", code=self.exit_code or 0)
 
-    def end(self, number: int = signal.SIGTERM) -> None:
+    def send_signal(self, number: int = signal.SIGTERM) -> None:
         """Ask it to, by this signal."""
-        if self.code is None:
+        if self.exit_code is None:
             self.host.link.send(wire.Signal(number=self.number, signal=number))
 
 
-class Host:
-    """One of them. `folder` is where the archive that was sent is unpacked; `refused` what it would not do,
+class RemoteHost:
+    """One of them. `folder` is where the archive that was sent is unpacked; `refusal` what it would not do,
     `error` why nothing more comes of it. `on_output` gets what commands write: stream (1 or 2) and bytes."""
 
     def __init__(
@@ -81,26 +81,26 @@ class Host:
     ) -> None:
         self.name = name
         self.folder: str | None = None
-        self.refused: wire.Refused | None = None
+        self.refusal: wire.Refused | None = None
         self.error: RankdeckError | None = None
         self.say = partial(say, name)
         self._on_output = on_output
-        self._ran: list[Ran] = []
+        self._commands: list[RemoteCommand] = []
         self.was_up = False
-        self.link = Link(name, self._take)
+        self.link = HostLink(name, self._handle_message)
 
-    def begin(
+    def start_command(
         self, argv: Sequence[str], environment: Mapping[str, str] | None = None, folder: str = ""
-    ) -> Ran:
+    ) -> RemoteCommand:
         """Run `rankdeck ARGV` there, in a folder."""
-        ran = Ran(self, len(self._ran))
-        self._ran.append(ran)
+        ran = RemoteCommand(self, len(self._commands))
+        self._commands.append(ran)
         given = dict(environment or {})
         command = wire.Command(number=ran.number, argv=list(argv), environment=given, folder=folder)
         self.link.send(command)
         return ran
 
-    def send(self, archive: bytes) -> None:
+    def send_archive(self, archive: bytes) -> None:
         for start in range(0, len(archive), wire.MAX_BODY_BYTES):
             body = archive[start : start + wire.MAX_BODY_BYTES]
             self.link.send(wire.Put(number=0, last=start + len(body) == len(archive)), body)
@@ -114,7 +114,7 @@ class Host:
         except RankdeckError as error:
             self.error = error
             return
-        if (said := self.refused) is not None:
+        if (said := self.refusal) is not None:
             words = phrase("{host}: {reason}", host=self.name, reason=said.message)
             self.error = MachineError(words, code=said.code, advice=said.advice or None)
         elif self.was_up and not self.link.is_up:
@@ -125,42 +125,42 @@ class Host:
             )
         self.was_up = self.link.is_up
 
-    def _take(self, message: wire.ToNear, body: bytes) -> None:
+    def _handle_message(self, message: wire.ToClient, body: bytes) -> None:
         match message:
             case wire.Unpacked():
                 self.folder = message.path
             case wire.Output():
                 self._on_output(message.stream, body)
-                if message.number < len(self._ran):
-                    ran = self._ran[message.number]
-                    said = ran.out if message.stream == 1 else ran.errors
-                    said += body[: _MOST_SAID_BYTES - len(said)]
+                if message.number < len(self._commands):
+                    ran = self._commands[message.number]
+                    said = ran.out if message.stream == 1 else ran.err
+                    said += body[: _MAX_OUTPUT_BYTES - len(said)]
                 if message.stream != 1:
                     self.say(body.decode(errors="replace").strip())
-            case wire.Ended() if message.number < len(self._ran):
-                self._ran[message.number].code = message.code
+            case wire.Ended() if message.number < len(self._commands):
+                self._commands[message.number].exit_code = message.code
             case wire.Refused():
-                self.refused = message
+                self.refusal = message
             case _:
                 raise wire.WireError("nobody asked for it")
 
 
-class Hosts:
+class RemoteHosts:
     """All of them, in their order. A context manager; `say(host, words)` gets what commands say on stderr.
 
     Raises: ConfigError, no host can be called so.
     """
 
     def __init__(self, names: Iterable[str], say: Callable[[str, str], None]) -> None:
-        self.all: list[Host] = []
+        self.all: list[RemoteHost] = []
         try:
             for name in names:
-                self.all.append(Host(name, say))
+                self.all.append(RemoteHost(name, say))
         except RankdeckError:
             self.close()
             raise
 
-    def __enter__(self) -> Hosts:
+    def __enter__(self) -> RemoteHosts:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,27 +171,27 @@ class Hosts:
             host.link.close()
 
     @property
-    def up(self) -> list[Host]:
+    def reachable(self) -> list[RemoteHost]:
         """Those that can be asked."""
         return [host for host in self.all if host.error is None and host.link.is_up]
 
-    def connect(self, within_s: float | None = None) -> None:
+    def connect(self, timeout_s: float | None = None) -> None:
         """Until each is up, or has an error."""
-        self.poll_until(lambda: all(host.error or host.link.is_up for host in self.all), within_s)
+        self.poll_until(lambda: all(host.error or host.link.is_up for host in self.all), timeout_s)
 
-    def poll_until(self, is_done: Callable[[], bool], within_s: float | None = None) -> bool:
+    def poll_until(self, is_done: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Whether it came about in that time."""
-        until_s = None if within_s is None else time.monotonic() + within_s
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_done():
             if until_s is not None and time.monotonic() > until_s:
                 return False
             if not any(host.error is None for host in self.all):
-                time.sleep(_TURN_S)
+                time.sleep(_POLL_INTERVAL_S)
             for host in self.all:
-                host.poll(_TURN_S / len(self.all))
+                host.poll(_POLL_INTERVAL_S / len(self.all))
         return True
 
-    def check(self, hosts: Iterable[Host] | None = None) -> None:
+    def raise_errors(self, hosts: Iterable[RemoteHost] | None = None) -> None:
         """Raises: RankdeckError, what became of one of them."""
         for host in self.all if hosts is None else hosts:
             if host.error is not None:

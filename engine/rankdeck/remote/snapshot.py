@@ -25,27 +25,27 @@ from pathlib import Path
 
 import tomlkit
 
-from rankdeck.base import files, installed
+from rankdeck.base import files, packages
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.home import state_dir
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
-from rankdeck.config.over_hosts import portable
-from rankdeck.rundir import default_runs_folder, is_run
-from rankdeck.rundir.listing import indexed_paths
+from rankdeck.config.multi_host import portable_tables
+from rankdeck.run_dir import default_runs_folder, is_run
+from rankdeck.run_dir.listing import indexed_paths
 
-CONFIG = "rankdeck.config.toml"
+CONFIG_NAME = "rankdeck.config.toml"
 """What the configuration is called in the archive."""
-LARGEST_FILE_BYTES = 4 << 20
-LARGEST_BYTES = 64 << 20
-_MOST_FILES = 10_000
-_UNUSED_S = 30 * 86_400.0
-_LOOK_S = 2.0
+MAX_CODE_FILE_BYTES = 4 << 20
+MAX_ARCHIVE_BYTES = 64 << 20
+_MAX_FILES = 10_000
+_KEEP_UNUSED_S = 30 * 86_400.0
+_CLEANUP_TIMEOUT_S = 2.0
 """Whoever waits for the archive is answered before it takes the host for silent."""
-_OWN_NAME = re.compile(r"[0-9a-f]{16}|\.\w{8}", re.ASCII)
+_UNPACKED_NAME = re.compile(r"[0-9a-f]{16}|\.\w{8}", re.ASCII)
 """What is unpacked, and what is half so, or half removed."""
-_PASSED_OVER = {"__pycache__", "node_modules", "runs", "venv"}
+_SKIPPED_FOLDERS = {"__pycache__", "node_modules", "runs", "venv"}
 
 
 def pack(config: RunConfig) -> bytes:
@@ -58,15 +58,15 @@ def pack(config: RunConfig) -> bytes:
     _check_inside(config, folder)
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as archive:
-        _add(archive, CONFIG, tomlkit.dumps(portable(config)).encode())
-        for name in sorted(_names(folder)) if config.own_code() else ():
-            _add(archive, name, files.read_bytes(folder / name))
-            if written.tell() > LARGEST_BYTES:
+        _add_file(archive, CONFIG_NAME, tomlkit.dumps(portable_tables(config)).encode())
+        for name in sorted(_file_names(folder)) if config.user_code() else ():
+            _add_file(archive, name, files.read_bytes(folder / name))
+            if written.tell() > MAX_ARCHIVE_BYTES:
                 raise ConfigError(
                     phrase(
                         "The code in {folder} is larger than {most}.",
                         folder=folder,
-                        most=format_bytes(LARGEST_BYTES),
+                        most=format_bytes(MAX_ARCHIVE_BYTES),
                     ),
                     code="too-large",
                     path="folder",
@@ -78,24 +78,24 @@ def pack(config: RunConfig) -> bytes:
     return gzip.compress(written.getvalue(), compresslevel=1, mtime=0)
 
 
-def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+def _add_file(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = len(data), 0o600
     archive.addfile(entry, io.BytesIO(data))
 
 
-def _names(folder: Path) -> Iterator[str]:
+def _file_names(folder: Path) -> Iterator[str]:
     """Regular files of the folder that go along."""
-    for number, name in enumerate(_known_to_git(folder) or _own_files(folder)):
-        if number >= _MOST_FILES:
+    for number, name in enumerate(_git_files(folder) or _user_files(folder)):
+        if number >= _MAX_FILES:
             return
         path = folder / name
-        is_file = name != CONFIG and not path.is_symlink() and files.is_regular(path)
-        if is_file and path.stat().st_size <= LARGEST_FILE_BYTES:
+        is_file = name != CONFIG_NAME and not path.is_symlink() and files.is_regular(path)
+        if is_file and path.stat().st_size <= MAX_CODE_FILE_BYTES:
             yield name
 
 
-def _known_to_git(folder: Path) -> list[str]:
+def _git_files(folder: Path) -> list[str]:
     """Below the folder; empty where it is not git's, or there is no git."""
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
@@ -105,8 +105,8 @@ def _known_to_git(folder: Path) -> list[str]:
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
-def _own_files(folder: Path) -> Iterator[str]:
-    if (lock := installed.lock_file(folder)) is not None:
+def _user_files(folder: Path) -> Iterator[str]:
+    if (lock := packages.find_lock_file(folder)) is not None:
         yield lock.name
     for path, folders, names in os.walk(folder):
         here = Path(path)
@@ -114,7 +114,7 @@ def _own_files(folder: Path) -> Iterator[str]:
             name
             for name in folders
             if not name.startswith(".")
-            and name not in _PASSED_OVER
+            and name not in _SKIPPED_FOLDERS
             and not (here / name / "pyvenv.cfg").exists()
         )
         for name in sorted(names):
@@ -123,7 +123,7 @@ def _own_files(folder: Path) -> Iterator[str]:
 
 
 def _check_inside(config: RunConfig, folder: Path) -> None:
-    for use in config.own_code():
+    for use in config.user_code():
         file = Path(use.rpartition(":")[0])
         if file.is_absolute() and not file.is_relative_to(folder):
             raise ConfigError(
@@ -174,18 +174,18 @@ def _remove_unused(place: Path) -> None:
 
     Raises: OSError, a folder of runs cannot be read, and all stays.
     """
-    until_s = time.monotonic() + _LOOK_S
+    until_s = time.monotonic() + _CLEANUP_TIMEOUT_S
     unused = {path.name: path for path in files.entries(place) if _is_unused(path)}
-    for name in _names_in_runs(set(unused), until_s):
+    for name in _names_used_by_runs(set(unused), until_s):
         _mark_used(unused.pop(name))
     for path in unused.values():
         if time.monotonic() > until_s:  # or not all runs were looked at
             return
         with suppress(OSError):
-            _remove(path)
+            _remove_folder(path)
 
 
-def _remove(path: Path) -> None:
+def _remove_folder(path: Path) -> None:
     """Under a name that nobody unpacks to: half of it may be all that can be removed. Raises: OSError."""
     hidden = Path(tempfile.mkdtemp(prefix=".", dir=path.parent))
     try:
@@ -201,28 +201,28 @@ def _is_unused(path: Path) -> bool:
         told = path.lstat()
     except OSError:
         return False
-    if _OWN_NAME.fullmatch(path.name) is None or not stat.S_ISDIR(told.st_mode):
+    if _UNPACKED_NAME.fullmatch(path.name) is None or not stat.S_ISDIR(told.st_mode):
         return False
     if told.st_mtime > time.time():
         _mark_used(path)
-    return time.time() - told.st_mtime > _UNUSED_S
+    return time.time() - told.st_mtime > _KEEP_UNUSED_S
 
 
-def _names_in_runs(names: set[str], until_s: float) -> Iterator[str]:
+def _names_used_by_runs(names: set[str], until_s: float) -> Iterator[str]:
     """Those that are in the configuration of a run of this host, each once, until then."""
-    for run in _places_of_runs() if names else ():
+    for run in _run_folders() if names else ():
         if not names or time.monotonic() > until_s:
             return
         for file in files.entries(run) if is_run(run) else ():
             if file.name.startswith("config.") and file.name.endswith(".toml"):
                 with suppress(OSError):
-                    text = files.read_bytes(file, files.LARGEST_TOML_BYTES)
+                    text = files.read_bytes(file, files.MAX_TOML_BYTES)
                     found = {name for name in names if name.encode() in text}
                     names -= found
                     yield from found
 
 
-def _places_of_runs() -> Iterator[Path]:
+def _run_folders() -> Iterator[Path]:
     """All that is where runs were begun: one may have been renamed. Raises: OSError, nobody can tell."""
     for folder in dict.fromkeys([*(path.parent for path in indexed_paths()), default_runs_folder()]):
         with suppress(FileNotFoundError, NotADirectoryError, ValueError):

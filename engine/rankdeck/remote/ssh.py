@@ -20,29 +20,29 @@ import rankdeck
 from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.phrases import phrase
 
-PROGRAM = "RANKDECK_SSH"
+SSH_ENV = "RANKDECK_SSH"
 """In the environment: what is run in place of `ssh`, with arguments of its own; as GIT_SSH_COMMAND."""
-CONNECT_S = 20
+CONNECT_TIMEOUT_S = 20
 """A host that is far away needs ten."""
-_NAME = re.compile(r"[\w.@:%\[\]-]{1,255}", re.ASCII)
+_HOST_NAME = re.compile(r"[\w.@:%\[\]-]{1,255}", re.ASCII)
 _KEEP_ALIVE = ("ServerAliveInterval=5", "ServerAliveCountMax=2")
-_SHARED_S = 30
+_PERSIST_S = 30
 """So long a connection is kept that others may share; it ends by itself then."""
-_FORGET_S = 2.0
-_LONGEST_FOLDER = 50
+_CLOSE_TIMEOUT_S = 2.0
+_MAX_FOLDER_LENGTH = 50
 """%C has 40 bytes, and ssh adds 17 while it makes the socket."""
-_FAILED = 255
+_SSH_ERROR = 255
 """What ssh ends with where it has failed itself: every other code is that of the command there."""
 # A login's PATH is not that of a command that ssh starts: it is looked for where one is likely to be, first
-# where `install` (installing.py) puts it.
-_SERVE = """\
+# where `install` (installer.py) puts it.
+_SERVE_SCRIPT = """\
 for r in "$RANKDECK" "$HOME/.local/share/rankdeck/bin/rankdeck" rankdeck "$HOME/.local/bin/rankdeck"; do
 [ -n "$r" ] && command -v "$r" >/dev/null 2>&1 && exec "$r" serve --stdio; done; exit 127"""
 
 
-def check_name(host: str) -> str:
+def check_host_name(host: str) -> str:
     """Raises: ConfigError, no host can be called so: ssh would take it for an option."""
-    if _NAME.fullmatch(host) and not host.startswith("-"):
+    if _HOST_NAME.fullmatch(host) and not host.startswith("-"):
         return host
     raise ConfigError(
         phrase("{host} is no name of a host.", host=repr(host[:80])),
@@ -51,49 +51,49 @@ def check_name(host: str) -> str:
     )
 
 
-def is_here(host: str) -> bool:
+def is_local_host(host: str) -> bool:
     """Whether it is this one: no ssh leads to it."""
     return host in ("localhost", platform.node())
 
 
-def command(host: str) -> list[str]:
+def serve_command(host: str) -> list[str]:
     """What starts the far end of the pipe."""
-    if is_here(host):
+    if is_local_host(host):
         return [sys.executable, "-P", "-m", "rankdeck", "serve", "--stdio"]
-    return shell(host, _SERVE)
+    return shell_command(host, _SERVE_SCRIPT)
 
 
-def shell(host: str, script: str, *arguments: str) -> list[str]:
+def shell_command(host: str, script: str, *arguments: str) -> list[str]:
     """What runs a script of the plainest shell there; $1 is the first of the arguments."""
-    options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_S}", *_KEEP_ALIVE]
+    options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_TIMEOUT_S}", *_KEEP_ALIVE]
     if (control := _control_path()) is not None:
-        options += ["ControlMaster=auto", f"ControlPath={control}", f"ControlPersist={_SHARED_S}"]
+        options += ["ControlMaster=auto", f"ControlPath={control}", f"ControlPersist={_PERSIST_S}"]
     words = [word for option in options for word in ("-o", option)]
     return [
-        *program(),
+        *ssh_program(),
         "-T",
         *words,
-        check_name(host),
+        check_host_name(host),
         shlex.join(["exec", "sh", "-c", script, "rankdeck", *arguments]),
     ]
 
 
-def program() -> list[str]:
+def ssh_program() -> list[str]:
     """ssh, or what stands in its place."""
-    return shlex.split(os.environ.get(PROGRAM, "")) or ["ssh"]
+    return shlex.split(os.environ.get(SSH_ENV, "")) or ["ssh"]
 
 
-def forget_shared(host: str) -> None:
+def close_shared_connection(host: str) -> None:
     """End the connection that others share: it does not answer, and whoever used it next would wait too."""
     control = _control_path()
     if control is None:
         return
     try:
         subprocess.run(
-            [*program(), "-o", f"ControlPath={control}", "-O", "exit", host],
+            [*ssh_program(), "-o", f"ControlPath={control}", "-O", "exit", host],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_FORGET_S,
+            timeout=_CLOSE_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -104,12 +104,12 @@ def _control_path() -> str | None:
     """For the socket of a connection that others may share; a path of sockets has 107 bytes at most."""
     for parent in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")):
         folder = Path(parent) / f"rankdeck-ssh-{os.getuid()}"
-        if len(os.fsencode(folder)) < _LONGEST_FOLDER and _is_ours(folder):
+        if len(os.fsencode(folder)) < _MAX_FOLDER_LENGTH and _is_private_folder(folder):
             return f"{folder}/%C"
     return None
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_private_folder(folder: Path) -> bool:
     """Made where it is not there; nobody else may look into it."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -119,13 +119,13 @@ def _is_ours(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
-def why_not(host: str, code: int | None, said: Sequence[str]) -> MachineError:
+def connection_error(host: str, code: int | None, said: Sequence[str]) -> MachineError:
     """Why no connection came about: ssh ended with `code`, and wrote these lines."""
     words = "\n".join(said)
     if code == 127:
-        return no_rankdeck(host)
+        return missing_rankdeck_error(host)
     why = said[-1].strip(" .") if said else phrase("it said nothing")
-    if code is not None and 0 < code < _FAILED:
+    if code is not None and 0 < code < _SSH_ERROR:
         message = phrase("rankdeck on {host} ended with {code}: {why}.", host=host, code=code, why=why)
         advice = phrase("Mend that there, or install anew: rankdeck --host {host} install", host=host)
         return MachineError(message, code="no-rankdeck", advice=advice)
@@ -151,7 +151,7 @@ def why_not(host: str, code: int | None, said: Sequence[str]) -> MachineError:
     return MachineError(message, code="no-connection", advice=advice)
 
 
-def no_rankdeck(host: str, version: str | None = None) -> MachineError:
+def missing_rankdeck_error(host: str, version: str | None = None) -> MachineError:
     """There is none there, or one of another version, which may not understand this one."""
     message = phrase("There is no rankdeck on {host}.", host=host)
     if version is not None:

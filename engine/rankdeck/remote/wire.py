@@ -14,13 +14,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from rankdeck.base.parsing import document_of
+from rankdeck.base.parsing import decode_document
 
 PROTOCOL = 2
 """Both ends speak the same one, or do not speak."""
 MAX_HEADER_BYTES = 1 << 16
 MAX_BODY_BYTES = 1 << 18
-_MOST_BEFORE_WELCOME = 1 << 16
+_MAX_GREETING_BYTES = 1 << 16
 """Bytes that a login may print (a banner, an echo in .bashrc) before the far end says who it is."""
 _READ_BYTES = 1 << 18
 
@@ -167,21 +167,21 @@ class Told(Message, frozen=True, kw_only=True):
     is_alive: bool
 
 
-ToFar = Ping | Command | Signal | Put | Find | Have | Follow
-ToNear = Welcome | Pong | Output | Ended | Found | Unpacked | Refused | Piece | Whole | Told
+ToServer = Ping | Command | Signal | Put | Find | Have | Follow
+ToClient = Welcome | Pong | Output | Ended | Found | Unpacked | Refused | Piece | Whole | Told
 M = TypeVar("M", bound=Message)
-TO_FAR: msgspec.json.Decoder[ToFar] = msgspec.json.Decoder(ToFar)
-TO_NEAR: msgspec.json.Decoder[ToNear] = msgspec.json.Decoder(ToNear)
+TO_SERVER: msgspec.json.Decoder[ToServer] = msgspec.json.Decoder(ToServer)
+TO_CLIENT: msgspec.json.Decoder[ToClient] = msgspec.json.Decoder(ToClient)
 
 
-class Inbox(Generic[M]):
+class MessageReader(Generic[M]):
     """Messages out of what is read. `skips_greeting`: lines before the first message are passed over."""
 
     def __init__(self, decoder: msgspec.json.Decoder[M], *, skips_greeting: bool = False) -> None:
         self._decoder = decoder
-        self._greeting_bytes = _MOST_BEFORE_WELCOME if skips_greeting else 0
-        self._read = bytearray()
-        self._head: M | None = None
+        self._greeting_bytes = _MAX_GREETING_BYTES if skips_greeting else 0
+        self._buffer = bytearray()
+        self._current_header: M | None = None
 
     def read(self, handle: int) -> bool:
         """Take what is there to be read; False at the end of the pipe."""
@@ -191,32 +191,32 @@ class Inbox(Generic[M]):
             return True
         except OSError:
             return False
-        self._read += data
+        self._buffer += data
         return bool(data)
 
     def messages(self) -> Iterator[tuple[M, bytes]]:
         """Raises: WireError."""
         while True:
-            if self._head is None:
-                end = self._read.find(b"\n", 0, MAX_HEADER_BYTES + 1)
+            if self._current_header is None:
+                end = self._buffer.find(b"\n", 0, MAX_HEADER_BYTES + 1)
                 if end < 0:
-                    if len(self._read) > MAX_HEADER_BYTES:
+                    if len(self._buffer) > MAX_HEADER_BYTES:
                         raise WireError("a header is too long")
                     return
-                line = bytes(self._read[:end])
-                del self._read[: end + 1]
-                self._head = self._header(line)
+                line = bytes(self._buffer[:end])
+                del self._buffer[: end + 1]
+                self._current_header = self._parse_header(line)
                 continue
-            if len(self._read) < self._head.num_bytes:
+            if len(self._buffer) < self._current_header.num_bytes:
                 return
-            head, self._head = self._head, None
-            body = bytes(self._read[: head.num_bytes])
-            del self._read[: head.num_bytes]
+            head, self._current_header = self._current_header, None
+            body = bytes(self._buffer[: head.num_bytes])
+            del self._buffer[: head.num_bytes]
             yield head, body
 
-    def _header(self, line: bytes) -> M | None:
+    def _parse_header(self, line: bytes) -> M | None:
         try:
-            head = document_of(self._decoder.decode, line)
+            head = decode_document(self._decoder.decode, line)
         except msgspec.DecodeError as error:
             self._greeting_bytes -= len(line) + 1
             if self._greeting_bytes >= 0:
@@ -228,14 +228,14 @@ class Inbox(Generic[M]):
         return head
 
 
-class Outbox:
-    """Messages that wait to be written. Who has more looks at `waiting_bytes` first."""
+class MessageWriter:
+    """Messages that wait to be written. Who has more looks at `pending_bytes` first."""
 
     def __init__(self) -> None:
         self._urgent: deque[bytes] = deque()
         self._bulk: deque[bytes] = deque()
-        self._writing = memoryview(b"")
-        self.waiting_bytes = 0
+        self._current = memoryview(b"")
+        self.pending_bytes = 0
 
     def put(self, message: Message, body: bytes = b"") -> None:
         """Raises: ValueError where the header or the body is larger than any may be, or it is no UTF-8."""
@@ -247,29 +247,29 @@ class Outbox:
             self._urgent.append(data)
         else:
             self._bulk.append(data)  # all the rest in its order
-            self.waiting_bytes += len(data)
+            self.pending_bytes += len(data)
 
     def __bool__(self) -> bool:
-        return bool(self._writing or self._urgent or self._bulk)
+        return bool(self._current or self._urgent or self._bulk)
 
     def write(self, handle: int) -> None:
         """As much as the pipe takes now. Raises: OSError, nobody reads it."""
         while self:
-            if not self._writing:
+            if not self._current:
                 data = self._urgent.popleft() if self._urgent else self._next_bulk()
-                self._writing = memoryview(data)
+                self._current = memoryview(data)
             try:
-                self._writing = self._writing[os.write(handle, self._writing) :]
+                self._current = self._current[os.write(handle, self._current) :]
             except BlockingIOError:
                 return
 
     def _next_bulk(self) -> bytes:
         data = self._bulk.popleft()
-        self.waiting_bytes -= len(data)
+        self.pending_bytes -= len(data)
         return data
 
 
-def answer_of(error: Any, number: int) -> Refused:
+def refusal_from_error(error: Any, number: int) -> Refused:
     """What a RankdeckError says, cut to what a header holds."""
     problem = error.problem
     return Refused(

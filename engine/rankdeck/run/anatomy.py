@@ -2,7 +2,7 @@
 
 `StepAnatomy` is what the report, the trace export and the app show: a row of phases per device, the idle time
 between them, and for a pipeline the bubble. Ranks of one machine share a clock, so their Unix times may be
-compared. fold.py and export.py read it next.
+compared. run_state.py and export.py read it next.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.events import Pipeline, Spans
-from rankdeck.run.bounds import LARGEST_STEP, LONGEST_S, MOST_RANKS
+from rankdeck.run.bounds import MAX_DURATION_S, MAX_RANKS, MAX_STEP
 
 PHASES = (
-    marked("data"),
-    marked("scatter"),
-    marked("replicate"),
-    marked("forward"),
-    marked("gather"),
-    marked("loss"),
-    marked("backward"),
-    marked("backward-input"),
-    marked("backward-weight"),
-    marked("all-reduce"),
-    marked("reduce"),
-    marked("step"),
+    tr_noop("data"),
+    tr_noop("scatter"),
+    tr_noop("replicate"),
+    tr_noop("forward"),
+    tr_noop("gather"),
+    tr_noop("loss"),
+    tr_noop("backward"),
+    tr_noop("backward-input"),
+    tr_noop("backward-weight"),
+    tr_noop("all-reduce"),
+    tr_noop("reduce"),
+    tr_noop("step"),
 )
 """In the order of a step. Strategies may add others."""
 COMMUNICATION = ("all-reduce",)
 """Phases that may run under another one of the same device."""
-SIMULATED_TIME = marked("simulated time")
-_LEAST_IDLE_S = 5e-6
-_MOST_WAITING = 1024
-_MOST_US = 1 << 53
-_NUM_WHOLE = 16
-_NUM_BUBBLES = 512
+SIMULATED_TIME = tr_noop("simulated time")
+_MIN_IDLE_S = 5e-6
+_MAX_PENDING_STEPS = 1024
+_MAX_US = 1 << 53
+_MAX_ANATOMIES = 16
+_MAX_BUBBLES = 512
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class DeviceRow:
         """The gaps from 0 to `until_s`, as phases named idle."""
         gaps, free_s = [], 0.0
         for span in self.spans:
-            if span.start_s - free_s > _LEAST_IDLE_S:
+            if span.start_s - free_s > _MIN_IDLE_S:
                 gaps.append(Span("idle", free_s, span.start_s - free_s))
             free_s = max(free_s, span.end_s)
-        if until_s - free_s > _LEAST_IDLE_S:
+        if until_s - free_s > _MIN_IDLE_S:
             gaps.append(Span("idle", free_s, until_s - free_s))
         return gaps
 
@@ -92,14 +92,14 @@ class DeviceRow:
 
 @dataclass(frozen=True)
 class StepAnatomy:
-    """One sampled step of all devices. `began` is Unix time."""
+    """One sampled step of all devices. `started` is Unix time."""
 
     step: int
-    began: float
+    started: float
     seconds: float
     rows: Sequence[DeviceRow]
     simulated: bool = False
-    followed: bool = False
+    is_tracked: bool = False
 
     def __deepcopy__(self, _memo: object) -> StepAnatomy:
         return self  # never changed
@@ -110,7 +110,7 @@ class StepAnatomy:
         found: dict[int, dict[str, float]] = {}
         for row in self.rows:
             sums = found.setdefault(row.rank, {})
-            for name, seconds in totals_s(row).items():
+            for name, seconds in seconds_by_phase(row).items():
                 sums[name] = sums.get(name, 0.0) + seconds
         return found
 
@@ -139,7 +139,7 @@ class StepAnatomy:
         return max(0.0, 1.0 - busy_s / whole_s) if whole_s > 0 else None
 
 
-def fits(share: Spans) -> bool:
+def is_valid_share(share: Spans) -> bool:
     """Whether the columns of a share fit together, and name what there is."""
     times_us = (*share.start_us, *share.duration_us)
     lengths = {len(share.name), len(share.device), len(share.start_us), len(share.duration_us)}
@@ -147,31 +147,31 @@ def fits(share: Spans) -> bool:
     return (
         len(lengths) == 1
         and all(0 <= name < len(share.names) for name in share.name)
-        and all(0 <= device < MOST_RANKS for device in share.device)
-        and all(abs(us) < _MOST_US for us in times_us)
-        and 0 <= share.step <= LARGEST_STEP
-        and 0 <= share.seconds < LONGEST_S
+        and all(0 <= device < MAX_RANKS for device in share.device)
+        and all(abs(us) < _MAX_US for us in times_us)
+        and 0 <= share.step <= MAX_STEP
+        and 0 <= share.seconds < MAX_DURATION_S
     )
 
 
-def put_together(shares: Iterable[Spans]) -> StepAnatomy:
+def merge_shares(shares: Iterable[Spans]) -> StepAnatomy:
     """The anatomy of the ranks' shares of one step, which fit; it begins with the first of them."""
     ranks = sorted(shares, key=lambda share: share.rank)
     began = min(share.began for share in ranks)
-    rows = [row for share in ranks for row in _rows(share, share.began - began)]
+    rows = [row for share in ranks for row in _device_rows(share, share.began - began)]
     ends = [share.began - began + share.seconds for share in ranks]
     last_s = max([*ends, *(span.end_s for row in rows for span in row.spans)])
     return StepAnatomy(
         step=ranks[0].step,
-        began=began,
+        started=began,
         seconds=last_s,
         rows=sorted(rows, key=lambda row: row.device),
         simulated=any(share.simulated for share in ranks),
-        followed=any(share.followed for share in ranks),
+        is_tracked=any(share.followed for share in ranks),
     )
 
 
-def _rows(share: Spans, offset_s: float) -> list[DeviceRow]:
+def _device_rows(share: Spans, offset_s: float) -> list[DeviceRow]:
     spans: dict[int, list[Span]] = {}
     num_spans = len(share.name)
     columns = zip(
@@ -193,50 +193,50 @@ def _rows(share: Spans, offset_s: float) -> list[DeviceRow]:
 
 
 @dataclass
-class Anatomies:
+class AnatomyCollector:
     """Folds the shares of an attempt's ranks into whole steps as they come. `world_size` may be set late.
 
     A step is whole once every rank has told its share; those that stay incomplete are dropped in time.
     """
 
     world_size: int | None = None
-    _whole: dict[bool, deque[StepAnatomy]] = field(
-        default_factory=lambda: {followed: deque(maxlen=_NUM_WHOLE) for followed in (False, True)}
+    _complete_steps: dict[bool, deque[StepAnatomy]] = field(
+        default_factory=lambda: {followed: deque(maxlen=_MAX_ANATOMIES) for followed in (False, True)}
     )
     _bubbles: dict[bool, deque[tuple[int, float, float]]] = field(
-        default_factory=lambda: {followed: deque(maxlen=_NUM_BUBBLES) for followed in (False, True)}
+        default_factory=lambda: {followed: deque(maxlen=_MAX_BUBBLES) for followed in (False, True)}
     )
-    _waiting: dict[int, dict[int, Spans]] = field(default_factory=dict)
+    _pending: dict[int, dict[int, Spans]] = field(default_factory=dict)
 
     @property
     def last(self) -> StepAnatomy | None:
         """The newest whole step; one that the ledger slowed down only while there is no other."""
-        known = self._whole[False] or self._whole[True]
+        known = self._complete_steps[False] or self._complete_steps[True]
         return known[-1] if known else None
 
     @property
-    def undisturbed(self) -> Sequence[StepAnatomy]:
+    def untracked(self) -> Sequence[StepAnatomy]:
         """The newest whole steps that the ledger left alone."""
-        return self._whole[False]
+        return self._complete_steps[False]
 
     def add(self, share: Spans) -> StepAnatomy | None:
         """Fold one share in, which fits; the step that it completes."""
-        self._waiting.setdefault(share.step, {})[share.rank] = share
-        while len(self._waiting) > _MOST_WAITING:
-            del self._waiting[min(self._waiting)]
+        self._pending.setdefault(share.step, {})[share.rank] = share
+        while len(self._pending) > _MAX_PENDING_STEPS:
+            del self._pending[min(self._pending)]
         return self._complete(share.step)
 
-    def announce(self, world_size: int) -> None:
+    def set_world_size(self, world_size: int) -> None:
         """How many ranks there are, which may make steps whole."""
         self.world_size = world_size
-        for step in sorted(self._waiting):
+        for step in sorted(self._pending):
             self._complete(step)
 
     def cut(self, last: int) -> None:
         """Forget the steps beyond `last`."""
-        for waiting in [step for step in self._waiting if step > last]:
-            del self._waiting[waiting]
-        for whole in self._whole.values():
+        for waiting in [step for step in self._pending if step > last]:
+            del self._pending[waiting]
+        for whole in self._complete_steps.values():
             while whole and whole[-1].step > last:
                 whole.pop()
         for bubbles in self._bubbles.values():
@@ -244,43 +244,43 @@ class Anatomies:
                 bubbles.pop()
 
     def _complete(self, step: int) -> StepAnatomy | None:
-        ranks = self._waiting.get(step, {})
+        ranks = self._pending.get(step, {})
         if self.world_size is None or len(ranks) < self.world_size:
             return None
-        whole = put_together(self._waiting.pop(step).values())
+        whole = merge_shares(self._pending.pop(step).values())
         if not whole.rows:
             return None  # no rank told of any span
-        self._whole[whole.followed].append(whole)
+        self._complete_steps[whole.is_tracked].append(whole)
         flushed, unflushed = whole.bubble(), whole.bubble(flushes=False)
         if flushed is not None and unflushed is not None:
-            self._bubbles[whole.followed].append((step, flushed, unflushed))
+            self._bubbles[whole.is_tracked].append((step, flushed, unflushed))
         return whole
 
-    def bubbles(self, *, followed: bool) -> Sequence[tuple[int, float, float]]:
+    def bubbles(self, *, is_tracked: bool) -> Sequence[tuple[int, float, float]]:
         """(step, bubble with a flush, bubble without one) of whole steps."""
-        return self._bubbles[followed]
+        return self._bubbles[is_tracked]
 
 
-def bubble_of(attempts: Sequence[Anatomies], *, flushes: bool = True) -> float | None:
+def median_bubble(attempts: Sequence[AnatomyCollector], *, flushes: bool = True) -> float | None:
     """The median over the sampled steps of attempts, those that the ledger left alone where there are any."""
     for followed in (False, True):
-        known = [entry[1 if flushes else 2] for one in attempts for entry in one.bubbles(followed=followed)]
+        known = [entry[1 if flushes else 2] for one in attempts for entry in one.bubbles(is_tracked=followed)]
         if known:
             return median(known)
     return None
 
 
-def bubble_beside_theory(
-    attempts: Sequence[Anatomies], ranks: Collection[Pipeline]
+def measured_and_theoretical_bubble(
+    attempts: Sequence[AnatomyCollector], ranks: Collection[Pipeline]
 ) -> tuple[float | None, float | None] | None:
     """(measured, theory) of a pipeline, as its ranks told it; None for what is none."""
     if not ranks:
         return None
     theory = max((rank.theory_bubble for rank in ranks if rank.theory_bubble is not None), default=None)
-    return bubble_of(attempts, flushes=bool(theory)), theory
+    return median_bubble(attempts, flushes=bool(theory)), theory
 
 
-def totals_s(row: DeviceRow) -> Mapping[str, float]:
+def seconds_by_phase(row: DeviceRow) -> Mapping[str, float]:
     """Seconds by phase."""
     sums: dict[str, float] = {}
     for span in row.spans:

@@ -1,7 +1,7 @@
 """What was read of a run's event files, put into columns: the part of folding that costs per event.
 
 A batch is filled where the files are read (in the app: in a thread of its own), and taken by `Fold.apply` in
-a time that hardly depends on how many events it holds. fold.py reads it next.
+a time that hardly depends on how many events it holds. run_state.py reads it next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankdeck.base.parsing import fault_of
+from rankdeck.base.parsing import find_fault
 from rankdeck.events import (
     OWNERS_SEEN,
     AnyEvent,
@@ -28,20 +28,20 @@ from rankdeck.events import (
     Spans,
     Steps,
 )
-from rankdeck.run.bounds import LARGEST_STEP, LONGEST_S, MOST_RANKS
-from rankdeck.run.metrics import MetricColumns, MetricKey, columns_of, is_whole
-from rankdeck.run.step_blocks import StepBlock, blocks_of
-from rankdeck.rundir import EventReader, LineCounts, attempt_of
+from rankdeck.run.bounds import MAX_DURATION_S, MAX_RANKS, MAX_STEP
+from rankdeck.run.metrics import MetricColumns, MetricKey, has_equal_columns, split_columns
+from rankdeck.run.step_blocks import StepBlock, to_blocks
+from rankdeck.run_dir import EventReader, LineCounts, parse_attempt
 
-_CHECKED_LATER = (Spans, Observed, Collectives)
+_VALIDATED_LATER = (Spans, Observed, Collectives)
 """What they tell besides stands where one figure of them is absurd."""
-_TOO_MANY = 1 << 62
+_INT_LIMIT = 1 << 62
 """No device has so many bytes."""
-_MOST_UTILISED = 100
+_MAX_UTILISATION = 100
 """A share of 1 is all; whoever rounds or counts cores says a little more."""
 
 
-class Changed(Flag):
+class RunChange(Flag):
     """What a batch brought; a view repaints only what it shows of it."""
 
     NOTHING = 0
@@ -55,7 +55,7 @@ class Changed(Flag):
     METRICS = auto()
 
 
-class Source(NamedTuple):
+class EventPosition(NamedTuple):
     """Where an event stands: the order of what several files say, whichever was read first."""
 
     attempt: int
@@ -65,7 +65,7 @@ class Source(NamedTuple):
 
 
 @dataclass
-class Readings:
+class ReadingColumns:
     """Samples of one device as columns, without what was not read."""
 
     used_t: list[float] = field(default_factory=list)
@@ -74,24 +74,24 @@ class Readings:
     utilisation: list[float] = field(default_factory=list)
     interval_s: list[float] = field(default_factory=list)
     """The seconds that each utilisation is of."""
-    now: dict[str, object] = field(default_factory=dict)
+    latest: dict[str, object] = field(default_factory=dict)
     """The newest used_bytes, utilisation, processes and missing; what was never read is not here."""
 
     def add(self, sample: DeviceSample, event: Sample) -> None:
         if sample.missing is not None:
-            self.now["missing"] = sample.missing
-            self.now |= {key: None for key in ("utilisation", "used_bytes") if key in sample.missing}
+            self.latest["missing"] = sample.missing
+            self.latest |= {key: None for key in ("utilisation", "used_bytes") if key in sample.missing}
         if sample.processes is not None:
-            self.now["processes"] = sample.processes
+            self.latest["processes"] = sample.processes
         if sample.used_bytes is not None:
             self.used_t.append(event.t)
             self.used_bytes.append(sample.used_bytes)
-            self.now["used_bytes"] = sample.used_bytes
+            self.latest["used_bytes"] = sample.used_bytes
         if sample.utilisation is not None:
             self.utilisation_t.append(event.t)
             self.utilisation.append(sample.utilisation)
             self.interval_s.append(event.interval_s)
-            self.now["utilisation"] = sample.utilisation
+            self.latest["utilisation"] = sample.utilisation
 
 
 class Peak(NamedTuple):
@@ -121,21 +121,21 @@ def is_sensible(device: DeviceMemory) -> bool:
     for by_kind in (device.live_by_kind, device.peak_by_kind):
         if by_kind:
             sizes += by_kind.values()
-    return 0 <= device.device < MOST_RANKS and min(sizes) >= 0 and max(sizes) < _TOO_MANY
+    return 0 <= device.device < MAX_RANKS and min(sizes) >= 0 and max(sizes) < _INT_LIMIT
 
 
 def is_sensible_sample(sample: DeviceSample, interval_s: float) -> bool:
     """Whether a reading's figures are such; sums of them stay in the range of a double."""
     return (
-        0 <= sample.device < MOST_RANKS
-        and 0 <= (sample.used_bytes or 0) < _TOO_MANY
-        and 0 <= (sample.utilisation or 0) <= _MOST_UTILISED
-        and 0 <= interval_s < LONGEST_S
+        0 <= sample.device < MAX_RANKS
+        and 0 <= (sample.used_bytes or 0) < _INT_LIMIT
+        and 0 <= (sample.utilisation or 0) <= _MAX_UTILISATION
+        and 0 <= interval_s < MAX_DURATION_S
     )
 
 
 @dataclass
-class Sampled:
+class PeakColumns:
     """Sampled steps as columns: when, which, and the peak."""
 
     t: list[float] = field(default_factory=list)
@@ -148,9 +148,9 @@ class MemoryColumns:
     """Sampled steps of one device, those where only owners were seen apart; whole where a peak is the largest
     so far."""
 
-    measured: Sampled = field(default_factory=Sampled)
-    owners: Sampled = field(default_factory=Sampled)
-    largest: list[Peak] = field(default_factory=list)
+    measured: PeakColumns = field(default_factory=PeakColumns)
+    owners: PeakColumns = field(default_factory=PeakColumns)
+    new_peaks: list[Peak] = field(default_factory=list)
     latest: Peak | None = None
 
     def add(self, device: DeviceMemory, event: Memory) -> None:
@@ -159,8 +159,8 @@ class MemoryColumns:
         columns.t.append(event.t)
         columns.step.append(event.step)
         columns.num_bytes.append(device.peak_bytes)
-        if not self.largest or self.latest.size > self.largest[-1].size:
-            self.largest.append(self.latest)
+        if not self.new_peaks or self.latest.size > self.new_peaks[-1].size:
+            self.new_peaks.append(self.latest)
 
 
 @dataclass
@@ -171,7 +171,9 @@ class Batch:
     """
 
     steps: list[tuple[int, StepBlock]] = field(default_factory=list)
-    readings: defaultdict[tuple[int, int], Readings] = field(default_factory=lambda: defaultdict(Readings))
+    readings: defaultdict[tuple[int, int], ReadingColumns] = field(
+        default_factory=lambda: defaultdict(ReadingColumns)
+    )
     memory: defaultdict[tuple[int, int], MemoryColumns] = field(
         default_factory=lambda: defaultdict(MemoryColumns)
     )
@@ -179,24 +181,24 @@ class Batch:
         default_factory=lambda: defaultdict(MetricColumns)
     )
     """By attempt, rank and name."""
-    events: list[tuple[Source, AnyEvent]] = field(default_factory=list)
-    told_until: dict[int, float] = field(default_factory=dict)
+    events: list[tuple[EventPosition, AnyEvent]] = field(default_factory=list)
+    last_event_times: dict[int, float] = field(default_factory=dict)
     """By attempt, when the newest of all its events was written (Unix seconds)."""
     num_events: int = 0
-    num_refused: int = 0
+    num_rejected: int = 0
     counts: LineCounts | None = None
 
     def add(self, file_name: str, events: Sequence[AnyEvent]) -> None:
         """Take a chunk of one file."""
-        attempt, writer = attempt_of(file_name), file_name.rsplit(".", 2)[0]
+        attempt, writer = parse_attempt(file_name), file_name.rsplit(".", 2)[0]
         self.num_events += len(events)
         if events:
-            self.told_until[attempt] = max(events[-1].t, self.told_until.get(attempt, 0.0))
+            self.last_event_times[attempt] = max(events[-1].t, self.last_event_times.get(attempt, 0.0))
         steps = [event for event in events if type(event) is Steps]
         if steps:
-            blocks, num_refused = blocks_of(steps)
+            blocks, num_refused = to_blocks(steps)
             self.steps += [(attempt, block) for block in blocks]
-            self.num_refused += num_refused
+            self.num_rejected += num_refused
         if len(steps) == len(events):
             return
         for event in events:
@@ -207,29 +209,29 @@ class Batch:
                     if is_sensible_sample(sample, event.interval_s):
                         self.readings[attempt, sample.device].add(sample, event)
                     else:
-                        self.num_refused += 1
+                        self.num_rejected += 1
             elif type(event) is Memory:
                 for device in event.devices:
-                    if is_sensible(device) and 0 <= event.step <= LARGEST_STEP:
+                    if is_sensible(device) and 0 <= event.step <= MAX_STEP:
                         self.memory[attempt, device.device].add(device, event)
                     else:
-                        self.num_refused += 1
+                        self.num_rejected += 1
             elif type(event) is Metrics:
                 self._add_metrics(attempt, event)
-            elif type(event) not in _CHECKED_LATER and fault_of(msgspec.to_builtins(event)):
-                self.num_refused += 1
+            elif type(event) not in _VALIDATED_LATER and find_fault(msgspec.to_builtins(event)):
+                self.num_rejected += 1
             else:
-                self.events.append((Source(attempt, event.t, writer, event.seq), event))
+                self.events.append((EventPosition(attempt, event.t, writer, event.seq), event))
 
     def _add_metrics(self, attempt: int, event: Metrics) -> None:
-        if not 0 <= event.rank < MOST_RANKS or not is_whole(event):
-            self.num_refused += 1
-        if 0 <= event.rank < MOST_RANKS:
-            for key, columns in columns_of(event).items():
+        if not 0 <= event.rank < MAX_RANKS or not has_equal_columns(event):
+            self.num_rejected += 1
+        if 0 <= event.rank < MAX_RANKS:
+            for key, columns in split_columns(event).items():
                 self.metrics[attempt, event.rank, key].extend(columns)
 
 
-def batches(reader: EventReader) -> Iterator[Batch]:
+def iter_batches(reader: EventReader) -> Iterator[Batch]:
     """Everything that is there to be read now; the last one is empty."""
     while True:
         batch = Batch()

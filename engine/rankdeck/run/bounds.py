@@ -2,10 +2,10 @@
 what plans and races may take, where nobody says otherwise. Imports nothing.
 """
 
-MOST_RANKS = 1 << 16
-LARGEST_STEP = 1 << 52
-LONGEST_S = 1e9
-TOO_LARGE = 1e300
+MAX_RANKS = 1 << 16
+MAX_STEP = 1 << 52
+MAX_DURATION_S = 1e9
+MAX_VALUE = 1e300
 """No figure of a script: sums of it leave the range of a double."""
 ROW_TIMEOUT_S = 180.0
 """How long the planner may take for one row."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankdeck.base.phrases import Phrase, counted, marked, phrase
+from rankdeck.base.phrases import Phrase, phrase, plural_phrase, tr_noop
 from rankdeck.events import MEMORY_KINDS, UNATTRIBUTED, DeviceMemory, ProcessUse
 
 SEGMENTS = ("others", "context", "unattributed", "reserved_unused", *MEMORY_KINDS, "driver", "free")
@@ -33,7 +33,7 @@ def break_down(
 
     `free` is left out where the capacity is not known, `driver` where its reserve is not.
     """
-    own_bytes = _own_bytes(processes)
+    own_bytes = _rank_bytes(processes)
     reserved_bytes = 0 if memory is None else (memory.reserved_bytes or memory.peak_bytes)
     found = dict.fromkeys(SEGMENTS, 0)
     if own_bytes is None:
@@ -44,7 +44,7 @@ def break_down(
         reserved_bytes = min(reserved_bytes, own_bytes)
         found["others"] = used_bytes - own_bytes
         found["context"] = own_bytes - reserved_bytes
-    kinds = _kinds(memory, reserved_bytes)
+    kinds = _bytes_by_kind(memory, reserved_bytes)
     found["unattributed"] += kinds.pop(UNATTRIBUTED)
     found |= kinds
     if driver_bytes is not None:
@@ -60,7 +60,7 @@ def break_down(
     return {name: size for name, size in found.items() if name not in unknown}
 
 
-def _own_bytes(processes: Sequence[ProcessUse] | None) -> int | None:
+def _rank_bytes(processes: Sequence[ProcessUse] | None) -> int | None:
     """What the run's ranks hold together; None where a rank's bytes are not told, or none is known at all."""
     if processes is None:
         return None
@@ -69,7 +69,7 @@ def _own_bytes(processes: Sequence[ProcessUse] | None) -> int | None:
     return sum(known) if own and len(known) == len(own) else None
 
 
-def _kinds(memory: DeviceMemory | None, reserved_bytes: int) -> dict[str, int]:
+def _bytes_by_kind(memory: DeviceMemory | None, reserved_bytes: int) -> dict[str, int]:
     """`reserved_bytes` by kind, the unattributed one too, with what no tensor needed as reserved_unused."""
     left_bytes = reserved_bytes
     found: dict[str, int] = {}
@@ -80,12 +80,12 @@ def _kinds(memory: DeviceMemory | None, reserved_bytes: int) -> dict[str, int]:
     return found | {"reserved_unused": left_bytes}
 
 
-def highest_of(num_sampled: int, num_steps: int) -> Phrase:
+def peak_coverage_text(num_sampled: int, num_steps: int) -> Phrase:
     """Of which steps a peak that the ledger measured is the highest; steps may be told later than their
     memory."""
     num_steps = max(num_sampled, num_steps)
     if num_sampled == num_steps:
-        return counted(marked("of 1 step"), marked("highest of all {n} steps"), num_steps)
+        return plural_phrase(tr_noop("of 1 step"), tr_noop("highest of all {n} steps"), num_steps)
     return phrase(
         "highest of {num_sampled} of {num_steps} steps", num_sampled=num_sampled, num_steps=num_steps
     )

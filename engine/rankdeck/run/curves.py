@@ -14,7 +14,7 @@ import numpy as np
 
 from rankdeck.run.series import Ema, Floats, Series
 
-INDICES = {
+CURVE_INDICES = {
     "losses": 0,
     "loss_ema": 1,
     "rates": 2,
@@ -29,11 +29,11 @@ INDICES = {
 }
 """Which curve of its series each one is."""
 _STEP_CURVES = ("losses", "loss_ema", "rates", "rate_ema")
-_SAMPLED = ("losses", "loss_ema")
-_NUM_PACES = 5
-_NUM_SNAPSHOTS = 64
+_SAMPLED_CURVES = ("losses", "loss_ema")
+_NUM_PACE_CURVES = 5
+_MAX_SNAPSHOTS = 64
 _AVERAGED_STEPS = 50
-_LARGEST_PART = 0.2
+_MAX_ALPHA = 0.2
 """What one sampled loss adds to the average at most, so that chance still cancels."""
 _State = tuple[float, float, float]
 
@@ -53,7 +53,7 @@ class StepCurves:
         # A sixtieth of the run, so that the line is calm and still turns where the loss does.
         self._averages = Ema(1.0 / min(500.0, max(2.0, (num_steps or 3_000) / 60)), 3)
         if loss_before is not None:
-            self._averages.go_on(0, loss_before, after)
+            self._averages.resume_from(0, loss_before, after)
 
     def series_of(self, name: str) -> Series | None:
         """The series that holds a curve, as its curve number INDICES[name]."""
@@ -61,7 +61,7 @@ class StepCurves:
             return self._series
         if name == "grad_norms":
             return self.norms
-        return _of_progress(self._progress, name)
+        return _progress_series(self._progress, name)
 
     def append(self, rows: Floats) -> None:
         """Rows of step_table.COLUMNS."""
@@ -83,13 +83,13 @@ class StepCurves:
         self._series.cut(last)
         self._progress.cut(last)
 
-    def go_back(self, last: int) -> int | None:
+    def rewind(self, last: int) -> int | None:
         """A configured run's steps never change."""
         raise AssertionError(last)
 
     @property
     def smoothed_loss(self) -> float | None:
-        return _newest(self._series)
+        return _last_finite(self._series)
 
 
 class ScriptCurves:
@@ -97,32 +97,32 @@ class ScriptCurves:
     every step, and the share of it that went by in the loader."""
 
     def __init__(self, after: int, loss_before: float | None) -> None:
-        self._sampled = Series(num_curves=len(_SAMPLED))
+        self._sampled_series = Series(num_curves=len(_SAMPLED_CURVES))
         self._norms = Series()
-        self._every = Series(num_curves=_NUM_PACES)
+        self._step_series = Series(num_curves=_NUM_PACE_CURVES)
         self._progress = StepProgress(after)
         self.loss_before = loss_before
         self._loss_average, self._averages = _SampledAverage(), Ema(1 / _AVERAGED_STEPS, 3)
         if loss_before is not None:
-            self._loss_average.go_on(loss_before, after)
-        self._last = 0
-        self._snapshots: deque[tuple[int, _State, tuple[Floats, Floats]]] = deque(maxlen=_NUM_SNAPSHOTS)
+            self._loss_average.resume_from(loss_before, after)
+        self._last_step = 0
+        self._snapshots: deque[tuple[int, _State, tuple[Floats, Floats]]] = deque(maxlen=_MAX_SNAPSHOTS)
 
     def series_of(self, name: str) -> Series | None:
         if name == "grad_norms":
             return self._norms
-        if (told := _of_progress(self._progress, name)) is not None:
+        if (told := _progress_series(self._progress, name)) is not None:
             return told
-        return self._sampled if name in _SAMPLED else self._every
+        return self._sampled_series if name in _SAMPLED_CURVES else self._step_series
 
     def append(self, rows: Floats) -> None:
         """Rows of step_table.SCRIPT_COLUMNS, behind those that are there."""
-        self._snapshots.append((self._last, self._loss_average.state(), self._averages.state()))
+        self._snapshots.append((self._last_step, self._loss_average.state(), self._averages.state()))
         step, loss, lr, samples, step_s, ended, wait_s, grad_norm = rows
         self._progress.append(step, lr, samples, ended)
         is_known = np.isfinite(loss)
         steps, known = step[is_known], loss[is_known]
-        self._sampled.append_many(steps, np.stack([known, self._loss_average.extend(steps, known)]))
+        self._sampled_series.append_many(steps, np.stack([known, self._loss_average.extend(steps, known)]))
         has_norm = np.isfinite(grad_norm)
         self._norms.append_many(step[has_norm], grad_norm[has_norm])
         counted_s = np.where(np.isfinite(samples), step_s, np.nan)
@@ -136,33 +136,37 @@ class ScriptCurves:
             _divide(smooth_samples, smooth_counted_s),
             _divide(wait_s, step_s),
         ]
-        self._every.append_many(step, np.stack(paces))
-        self._last = int(step[-1])
+        self._step_series.append_many(step, np.stack(paces))
+        self._last_step = int(step[-1])
 
     def cut(self, last: int) -> None:
-        for told in (self._sampled, self._norms, self._every, self._progress):
+        for told in (self._sampled_series, self._norms, self._step_series, self._progress):
             told.cut(last)
 
-    def go_back(self, last: int) -> int | None:
+    def rewind(self, last: int) -> int | None:
         """Forget steps, so that all that follow step `last` can be appended again: the step that is now the
         last one here (`last`, or one before it), None where the averages are not known any more."""
         while self._snapshots:
             step, of_loss, others = self._snapshots.pop()
             if step <= last:
                 self.cut(step)
-                self._loss_average.go_back(of_loss)
-                self._averages.go_back(others)
-                self._last = step
+                self._loss_average.restore(of_loss)
+                self._averages.restore(others)
+                self._last_step = step
                 return step
         return None
 
     @property
     def smoothed_loss(self) -> float | None:
-        return _newest(self._sampled)
+        return _last_finite(self._sampled_series)
 
 
-def _of_progress(progress: StepProgress, name: str) -> Series | None:
-    return {"lrs": progress.lrs, "moments": progress.moments, "samples_seen": progress.moments}.get(name)
+def _progress_series(progress: StepProgress, name: str) -> Series | None:
+    return {
+        "lrs": progress.lrs,
+        "moments": progress.steps_over_time,
+        "samples_seen": progress.steps_over_time,
+    }.get(name)
 
 
 class _SampledAverage:
@@ -172,7 +176,7 @@ class _SampledAverage:
     def __init__(self) -> None:
         self._sum = self._weight = self._step = 0.0
 
-    def go_on(self, value: float, step: int) -> None:
+    def resume_from(self, value: float, step: int) -> None:
         """From where the average of the attempt before stood."""
         self._weight = 1.0 - (1.0 - 1.0 / _AVERAGED_STEPS) ** step
         self._sum, self._step = value * self._weight, step
@@ -180,7 +184,7 @@ class _SampledAverage:
     def state(self) -> _State:
         return self._sum, self._weight, self._step
 
-    def go_back(self, state: _State) -> None:
+    def restore(self, state: _State) -> None:
         self._sum, self._weight, self._step = state
 
     def extend(self, steps: Floats, values: Floats) -> Floats:
@@ -188,7 +192,7 @@ class _SampledAverage:
         averages = np.empty(len(values))
         for place, (step, value) in enumerate(zip(steps.tolist(), values.tolist(), strict=True)):
             kept = (1.0 - 1.0 / _AVERAGED_STEPS) ** max(1.0, step - self._step)
-            part = min(1.0 - kept, _LARGEST_PART)
+            part = min(1.0 - kept, _MAX_ALPHA)
             self._sum += part * (value - self._sum)
             self._weight += part * (1.0 - self._weight)
             self._step = step
@@ -204,8 +208,8 @@ def _divide(above: Floats, below: Floats) -> Floats:
     return finite
 
 
-def _newest(series: Series) -> float | None:
-    newest = series.last_of(INDICES["loss_ema"])
+def _last_finite(series: Series) -> float | None:
+    newest = series.last_of(CURVE_INDICES["loss_ema"])
     return newest if newest is not None and math.isfinite(newest) else None
 
 
@@ -215,33 +219,33 @@ def _newest(series: Series) -> float | None:
 # nothing beside the curves, which hold them. What draws a loss over time or samples looks
 # steps up here.
 
-_MOST_AT_ONCE = 256
-_HELD = (32_768, 4_096)
+_MAX_BATCH = 256
+_CAPACITIES = (32_768, 4_096)
 
 
 class StepProgress:
-    """`moments` are over Unix time: (step, samples seen). `lrs` is over steps. An attempt that went on behind
-    step `after` counts the samples of the steps before as those of its own first one.
+    """`steps_over_time` are over Unix time: (step, samples seen). `lrs` is over steps. An attempt that went
+    on behind step `after` counts the samples of the steps before as those of its own first one.
     """
 
     def __init__(self, after: int) -> None:
-        self.moments = Series(*_HELD, num_curves=2, keyed=True)
-        self.lrs = Series(*_HELD)
+        self.steps_over_time = Series(*_CAPACITIES, num_curves=2, keyed=True)
+        self.lrs = Series(*_CAPACITIES)
         self._after = after
 
     def append(self, step: Floats, lr: Floats, samples: Floats, ended: Floats) -> None:
-        seen = self.moments.last_of(1)
+        seen = self.steps_over_time.last_of(1)
         known = np.nan_to_num(samples)
         before = seen if seen is not None else self._after * float(known[0]) if len(known) else 0.0
         total = before + np.cumsum(known)
-        every = max(1, len(step) // _MOST_AT_ONCE)
+        every = max(1, len(step) // _MAX_BATCH)
         places = np.unique(np.append(np.arange(0, len(step), every), len(step) - 1))
         places = places[np.isfinite(ended[places])]
-        self.moments.append_many(ended[places], np.stack([step[places], total[places]]), step[places])
+        self.steps_over_time.append_many(ended[places], np.stack([step[places], total[places]]), step[places])
         has_lr = places[np.isfinite(lr[places])]
         self.lrs.append_many(step[has_lr], lr[has_lr])
 
     def cut(self, last: int) -> None:
         """Forget the steps beyond `last`."""
-        self.moments.cut(last)
+        self.steps_over_time.cut(last)
         self.lrs.cut(last)

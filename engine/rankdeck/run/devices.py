@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from rankdeck import events
 from rankdeck.base.phrases import phrase
-from rankdeck.run.batch import MemoryColumns, Peak, Readings
+from rankdeck.run.batch import MemoryColumns, Peak, ReadingColumns
 from rankdeck.run.breakdown import break_down
 from rankdeck.run.series import Curve, Series
 
 HISTORIES = ("peak_history", "owners_history", "used_history", "utilisation_history")
-_MOST_PEAKS = 4096
-_MOST_OF_HOST = 15
-_OF_SAMPLED_STEPS = (events.MEASURED_IN_REHEARSAL, events.FOLLOWED)
+_MAX_PEAKS = 4096
+_MAX_HOST_LENGTH = 15
+_SAMPLED_SOURCES = (events.MEASURED_IN_REHEARSAL, events.FOLLOWED)
 
 
 def _history(*, keyed: bool = False) -> Series:
@@ -29,12 +29,12 @@ class AttemptDevice:
     the steps before it. `owners_history` is of a script of which only the owners of tensors were seen.
     """
 
-    newest: Peak | None = None
+    latest_memory: Peak | None = None
     peaks: list[Peak] = field(default_factory=list)
-    now: dict[str, object] = field(default_factory=dict)
+    latest_readings: dict[str, object] = field(default_factory=dict)
     used_peak_bytes: int | None = None
     busy_s: float = 0.0
-    read_s: float = 0.0
+    observed_s: float = 0.0
     interval_s: float = 0.0
     lost_at: float | None = None
     peak_history: Series = field(default_factory=lambda: _history(keyed=True))
@@ -42,13 +42,13 @@ class AttemptDevice:
     used_history: Series = field(default_factory=_history)
     utilisation_history: Series = field(default_factory=_history)
 
-    def take_memory(self, columns: MemoryColumns) -> None:
+    def add_memory(self, columns: MemoryColumns) -> None:
         """Sampled steps, in the order of the rank that drives the device."""
-        self.newest = columns.latest
-        for peak in columns.largest:
+        self.latest_memory = columns.latest
+        for peak in columns.new_peaks:
             if not self.peaks or peak.size > self.peaks[-1].size:
                 self.peaks.append(peak)
-        if len(self.peaks) > _MOST_PEAKS:
+        if len(self.peaks) > _MAX_PEAKS:
             self.peaks = self.peaks[1::2] if len(self.peaks) % 2 == 0 else self.peaks[::2]
         for history, sampled in (
             (self.peak_history, columns.measured),
@@ -57,8 +57,8 @@ class AttemptDevice:
             if sampled.t:
                 history.append_many(sampled.t, sampled.num_bytes, sampled.step)
 
-    def take_readings(self, readings: Readings) -> None:
-        self.now |= readings.now
+    def add_readings(self, readings: ReadingColumns) -> None:
+        self.latest_readings |= readings.latest
         if readings.used_bytes:
             self.used_history.append_many(readings.used_t, readings.used_bytes)
             self.used_peak_bytes = max(*readings.used_bytes, self.used_peak_bytes or 0)
@@ -68,19 +68,19 @@ class AttemptDevice:
             # One by one, so that sums do not depend on where batches were cut.
             for utilisation, interval_s in zip(readings.utilisation, readings.interval_s, strict=True):
                 self.busy_s += utilisation * interval_s
-                self.read_s += interval_s
+                self.observed_s += interval_s
 
     def cut(self, last: int) -> None:
         """What was told of steps beyond `last` is history; readings of the driver are of no step."""
         self.peaks = [peak for peak in self.peaks if peak.step <= last]
-        if self.newest is not None and self.newest.step > last:
-            self.newest = self.peaks[-1] if self.peaks else None
+        if self.latest_memory is not None and self.latest_memory.step > last:
+            self.latest_memory = self.peaks[-1] if self.peaks else None
         self.peak_history.cut(last)
         self.owners_history.cut(last)
 
 
 @dataclass
-class DeviceFigures:
+class DeviceState:
     """What is known of one device of the run.
 
     `memory` is that of the newest sampled step (`memory_step`), `peak` the sampled step with the largest one,
@@ -103,22 +103,22 @@ class DeviceFigures:
     lost_at: float | None = None
     interval_s: float = 0.0
     busy_s: float = 0.0
-    read_s: float = 0.0
+    observed_s: float = 0.0
 
-    def add(self, told: AttemptDevice) -> None:
+    def add_attempt(self, told: AttemptDevice) -> None:
         """What a later attempt of the same set-up told."""
-        if told.newest is not None:
-            self.memory_step, self.memory, _ = told.newest
+        if told.latest_memory is not None:
+            self.memory_step, self.memory, _ = told.latest_memory
         if told.peaks and (self.peak is None or told.peaks[-1].size > self.peak.size):
             self.peak = told.peaks[-1]
-        if self.source in _OF_SAMPLED_STEPS:
+        if self.source in _SAMPLED_SOURCES:
             self.num_sampled += len(told.peak_history)
-        for name, value in told.now.items():
+        for name, value in told.latest_readings.items():
             setattr(self, name, value)
         if told.used_peak_bytes is not None:
             self.used_peak_bytes = max(told.used_peak_bytes, self.used_peak_bytes or 0)
         self.busy_s += told.busy_s
-        self.read_s += told.read_s
+        self.observed_s += told.observed_s
         self.interval_s = told.interval_s or self.interval_s
         self.lost_at = told.lost_at
 
@@ -140,7 +140,7 @@ class DeviceFigures:
         """Where it is, in few signs, a name without its domain; "" in a run of one host."""
         name = "" if self.info is None else self.info.host
         short = name if name.replace(".", "").isdecimal() else name.partition(".")[0]
-        return short if len(short) <= _MOST_OF_HOST else f"{short[: _MOST_OF_HOST - 1]}…"
+        return short if len(short) <= _MAX_HOST_LENGTH else f"{short[: _MAX_HOST_LENGTH - 1]}…"
 
     @property
     def label(self) -> str:
@@ -160,14 +160,16 @@ class DeviceFigures:
     @property
     def peak_bytes(self) -> int | None:
         """None where only owners were seen: what they hold together is no peak."""
-        return None if self.largest is None or self.is_of_owners else self.largest.peak_bytes
+        return None if self.largest_memory is None or self.is_owners_only else self.largest_memory.peak_bytes
 
     @property
     def peak_by_kind(self) -> Mapping[str, int] | None:
-        return None if self.largest is None or self.is_of_owners else self.largest.peak_by_kind
+        return (
+            None if self.largest_memory is None or self.is_owners_only else self.largest_memory.peak_by_kind
+        )
 
     @property
-    def largest(self) -> events.DeviceMemory | None:
+    def largest_memory(self) -> events.DeviceMemory | None:
         """The memory of the step with the largest peak."""
         return None if self.peak is None else self.peak.memory
 
@@ -177,13 +179,13 @@ class DeviceFigures:
         return None if self.peak is None else self.peak.source
 
     @property
-    def is_of_owners(self) -> bool:
+    def is_owners_only(self) -> bool:
         """Whether its figures add up the tensors of a script whose owners were found."""
         return self.source == events.OWNERS_SEEN
 
     @property
     def utilisation_mean(self) -> float | None:
-        return self.busy_s / self.read_s if self.read_s > 0 else None
+        return self.busy_s / self.observed_s if self.observed_s > 0 else None
 
     @property
     def breakdown(self) -> dict[str, int] | None:

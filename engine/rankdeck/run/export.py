@@ -18,35 +18,35 @@ from safetensors import SafetensorError, safe_open
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, MachineError, RankdeckError
-from rankdeck.base.home import expanded
+from rankdeck.base.home import expand_home
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.events import SCRIPT, AnyEvent, RunStarted, Spans, Steps
-from rankdeck.run.fold import Fold, read_fold
-from rankdeck.run.problems import name_of, script_of
-from rankdeck.run.script_figures import MetricFigures
+from rankdeck.run.problems import read_script_config, script_name
+from rankdeck.run.run_state import RunState, read_run_state
+from rankdeck.run.script_state import ScriptMetric
 from rankdeck.run.step_table import COLUMNS, Row
-from rankdeck.run.summarising import summarise
-from rankdeck.run.tensorboard import records, scalars_of
-from rankdeck.run.trace import trace_of
-from rankdeck.rundir import EventReader, RunDir
+from rankdeck.run.summary_builder import summarize
+from rankdeck.run.tensorboard import read_scalars, records
+from rankdeck.run.trace import make_trace
+from rankdeck.run_dir import EventReader, RunDir
 
 _TENSORBOARD = "tfevents"
 
 
-def weights(run: RunDir, file: Path) -> None:
+def export_weights(run: RunDir, file: Path) -> None:
     """The final weights under the model's original names, as safetensors.
 
     Raises:
         ConfigError: the run has none (yet) or is of a person's own script, or the file cannot be written.
     """
-    script = script_of(run)
+    script = read_script_config(run)
     if script is not None:
         raise ConfigError(
             phrase(
                 "{run} has no weights to export: {script} is a script of your own, and saves them itself.",
                 run=run.name,
-                script=name_of(script),
+                script=script_name(script),
             ),
             code="no-weights",
             path=str(run.path),
@@ -56,21 +56,21 @@ def weights(run: RunDir, file: Path) -> None:
         outcome = run.outcome()
         later = phrase("They are saved after the last step: rankdeck watch {run}", run=run.name)
         raise ConfigError(
-            _without_weights(run.name, outcome),
+            _no_weights_message(run.name, outcome),
             code="no-weights",
             path=str(run.weights),
             advice=later if outcome == "running" else None,
         )
-    write_whole(file, lambda target: shutil.copyfile(run.weights, target))
+    write_export(file, lambda target: shutil.copyfile(run.weights, target))
 
 
-def is_behind(run: RunDir) -> bool:
+def are_weights_outdated(run: RunDir) -> bool:
     """Whether an ended run has a checkpoint later than its final weights, as one that was stopped has."""
     saved = list_checkpoints(run.checkpoints_folder)
-    return bool(saved) and not run.is_alive() and saved[0].step > _step_of(run.weights)
+    return bool(saved) and not run.is_alive() and saved[0].step > _read_step(run.weights)
 
 
-def _step_of(weights: Path) -> int:
+def _read_step(weights: Path) -> int:
     """The step that a file of weights is of; -1 where there is none that can be read."""
     if not files.is_regular(weights):
         return -1
@@ -81,15 +81,15 @@ def _step_of(weights: Path) -> int:
         return -1
 
 
-def steps_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
+def export_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
     """One row per complete step, of the run or as `attempt` left it; an empty cell is unknown. What was
     evaluated or logged has columns of its own, and rows where it is of no complete step.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    fold = read_fold(run, attempt=attempt, rows_held=None)
-    columns, told = _columns(fold), _told_by_step(fold)
+    fold = read_run_state(run, attempt=attempt, max_rows=None)
+    columns, told = _step_columns(fold), _values_by_step(fold)
     steps = {row.step: _cells(row, len(columns)) for row in fold.rows()}
     unknown = [None] * (len(columns) - 1)
 
@@ -101,10 +101,10 @@ def steps_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
                 cells = steps.get(step, [step, *unknown]) + [values.get(step) for values in told.values()]
                 table.writerow(["" if value is None else value for value in cells])
 
-    write_whole(file, write)
+    write_export(file, write)
 
 
-def _told_by_step(fold: Fold) -> dict[str, dict[int, float]]:
+def _values_by_step(fold: RunState) -> dict[str, dict[int, float]]:
     """By column, step -> value: of evaluations, and of what was logged the last value of a step. Names are
     those that TensorBoard gets, where no other column is called so."""
     told: dict[str, dict[int, float]] = {}
@@ -113,7 +113,7 @@ def _told_by_step(fold: Fold) -> dict[str, dict[int, float]]:
             for name, value in (("loss", evaluation.loss), ("accuracy", evaluation.accuracy)):
                 if value is not None:
                     told.setdefault(f"held_out/{name}", {})[evaluation.step] = value
-    taken = {*_columns(fold), *told}
+    taken = {*_step_columns(fold), *told}
     for name, metric in fold.metrics.items():
         steps, _, values = (column.tolist() for column in metric.points())
         column = f"logged/{name}" if name in taken else name
@@ -121,7 +121,7 @@ def _told_by_step(fold: Fold) -> dict[str, dict[int, float]]:
     return told
 
 
-def everything_json(run: RunDir, file: Path, attempt: int | None = None) -> None:
+def export_json(run: RunDir, file: Path, attempt: int | None = None) -> None:
     """`{"summary": what show tells, "steps": [one object per complete step]}`, or as `attempt` left the run.
     What a script, a model or a loss logged is in "metrics": a list of {step, time, value} by name;
     evaluations are in "held_out": a list of {step, time, loss, accuracy}.
@@ -129,22 +129,22 @@ def everything_json(run: RunDir, file: Path, attempt: int | None = None) -> None
     Raises:
         ConfigError: the file cannot be written.
     """
-    fold = read_fold(run, attempt=attempt, rows_held=None)
-    columns = _columns(fold)
+    fold = read_run_state(run, attempt=attempt, max_rows=None)
+    columns = _step_columns(fold)
     steps = [dict(zip(columns, _cells(row, len(columns)), strict=True)) for row in fold.rows()]
-    whole: dict[str, object] = {"summary": summarise(run, fold, attempt=attempt).facts(), "steps": steps}
+    whole: dict[str, object] = {"summary": summarize(run, fold, attempt=attempt).facts(), "steps": steps}
     evaluations = [one for attempt in fold.attempts.values() for one in attempt.evaluations]
     if evaluations:
         whole["held_out"] = [
             {"step": one.step, "time": one.t, "loss": one.loss, "accuracy": one.accuracy}
             for one in evaluations
         ]
-    whole["metrics"] = {name: _logged(metric) for name, metric in fold.metrics.items()}
+    whole["metrics"] = {name: _metric_rows(metric) for name, metric in fold.metrics.items()}
     text = json.dumps(whole, indent=1, allow_nan=False)
-    write_whole(file, lambda target: target.write_text(text + "\n", encoding="utf-8"))
+    write_export(file, lambda target: target.write_text(text + "\n", encoding="utf-8"))
 
 
-def trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
+def export_trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
     """The sampled steps of every attempt, or of those up to `attempt`, for the Perfetto viewer; of a script
     every step.
 
@@ -162,40 +162,40 @@ def trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
             message = phrase("{run} has no step.", run=run.name)
             advice = phrase("No optimizer step was seen of its script.")
         raise ConfigError(message, code="no-spans", path=str(run.events_folder), advice=advice)
-    text = json.dumps(trace_of(told), allow_nan=False, separators=(",", ":"))
-    write_whole(file, lambda target: target.write_text(text, encoding="utf-8"))
+    text = json.dumps(make_trace(told), allow_nan=False, separators=(",", ":"))
+    write_export(file, lambda target: target.write_text(text, encoding="utf-8"))
 
 
-def tensorboard(run: RunDir, file: Path, attempt: int | None = None) -> Path:
+def export_tensorboard(run: RunDir, file: Path, attempt: int | None = None) -> Path:
     """The curves of a run for TensorBoard; the file that was written. `file` is a folder for TensorBoard to
     look into, or a file's whole name, which has "tfevents" in it.
 
     Raises:
         ConfigError: there is no curve (yet), or the file cannot be written.
     """
-    fold = read_fold(run, attempt=attempt, rows_held=None)
-    scalars = list(scalars_of(fold))
+    fold = read_run_state(run, attempt=attempt, max_rows=None)
+    scalars = list(read_scalars(fold))
     if not scalars:
         message = phrase("{run} has no curve.", run=run.name)
         raise ConfigError(message, code="no-curves", path=str(run.events_folder))
-    file = expanded(file)
+    file = expand_home(file)
     began = min(told.t for told in scalars)
     if _TENSORBOARD not in file.name:
         try:
             file.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _unwritable(file, error) from None
+            raise _write_error(file, error) from None
         file = file / f"events.out.{_TENSORBOARD}.{int(began)}.{run.name}"
 
     def write(target: Path) -> None:
         with open(target, "wb") as stream:
             stream.writelines(records(began, scalars))
 
-    write_whole(file, write)
+    write_export(file, write)
     return file
 
 
-def _columns(fold: Fold) -> tuple[str, ...]:
+def _step_columns(fold: RunState) -> tuple[str, ...]:
     """Those of the run's tables of steps."""
     return max((one.table.columns for one in fold.attempts.values()), key=len, default=COLUMNS)
 
@@ -209,7 +209,7 @@ def _cells(row: Row, num_columns: int) -> list[Any]:
     return known
 
 
-def _logged(metric: MetricFigures) -> list[dict[str, object]]:
+def _metric_rows(metric: ScriptMetric) -> list[dict[str, object]]:
     columns = (column.tolist() for column in metric.points())
     return [
         {"step": int(step), "time": t if math.isfinite(t) else None, "value": value}
@@ -217,7 +217,7 @@ def _logged(metric: MetricFigures) -> list[dict[str, object]]:
     ]
 
 
-def _without_weights(run: str, outcome: str) -> Phrase:
+def _no_weights_message(run: str, outcome: str) -> Phrase:
     if outcome == "running":
         return phrase("{run} has no weights yet.", run=run)
     if outcome == "lost":
@@ -227,24 +227,24 @@ def _without_weights(run: str, outcome: str) -> Phrase:
     return phrase("{run} has no weights: it ended before they were saved.", run=run)
 
 
-def write_whole(file: Path, fill: Callable[[Path], object]) -> None:
+def write_export(file: Path, fill: Callable[[Path], object]) -> None:
     """Let `fill` write to a path beside `file`, which appears only when that is done.
 
     Raises:
         ConfigError: the file cannot be written.
         MachineError: the disk is full.
     """
-    file = expanded(file)
+    file = expand_home(file)
     if file.is_dir():
         message, advice = phrase("{path} is a folder.", path=file), phrase("Name a file.")
         raise ConfigError(message, code="unwritable", path=str(file), advice=advice)
     try:
-        files.write_whole(file, fill, make_folder=False)
+        files.write_atomic(file, fill, make_folder=False)
     except OSError as error:
-        raise _unwritable(file, error) from None
+        raise _write_error(file, error) from None
 
 
-def _unwritable(file: Path, error: OSError) -> RankdeckError:
+def _write_error(file: Path, error: OSError) -> RankdeckError:
     import errno
 
     reason = phrase("{path} cannot be written: {why}.", path=file, why=error.strerror or error)

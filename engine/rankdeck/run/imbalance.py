@@ -1,7 +1,7 @@
 """How far the fullest device stands above the median of the others: the one figure that a DataParallel run is
 opened for.
 
-The command line, the app and reports all say this one. fold.py feeds it peaks, the app what is held now.
+The command line, the app and reports all say this one. run_state.py feeds it peaks, the app what is held now.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 
-BALANCED = marked("balanced")
+BALANCED = tr_noop("balanced")
 NOTABLE_RATIO = 1.1
 """Below this a difference is noise of the allocator or of an uneven last shard, and no device stands out."""
 
@@ -39,12 +39,12 @@ def is_notable(excess_bytes: float, ratio: float | None) -> bool:
     return excess_bytes > 0 and (ratio is None or ratio > NOTABLE_RATIO)
 
 
-def lead_of(imbalance: Imbalance | None) -> int | None:
+def lead_device(imbalance: Imbalance | None) -> int | None:
     """The device that stands out, or None where none does."""
     return imbalance.device if imbalance is not None and imbalance.is_notable else None
 
 
-def imbalance_of(bytes_by_device: Mapping[int, int | None]) -> Imbalance | None:
+def find_imbalance(bytes_by_device: Mapping[int, int | None]) -> Imbalance | None:
     """The imbalance of one figure per device, None below two known ones. Among equals the first one leads."""
     known = {device: size for device, size in bytes_by_device.items() if size is not None}
     if len(known) < 2:

@@ -24,23 +24,23 @@ from collections.abc import Sequence
 import msgspec
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.parsing import document_of, refuse_deep
-from rankdeck.base.phrases import Telling, marked, phrase
+from rankdeck.base.parsing import check_depth, decode_document
+from rankdeck.base.phrases import TranslatableStruct, phrase, tr_noop
 from rankdeck.base.units import format_bytes
 from rankdeck.run.movement import Movement
 
 FITS, TIGHT, DOES_NOT_FIT, CANNOT = "fits", "tight", "does-not-fit", "cannot"
-_VERDICT_WORDS = {
-    FITS: marked("fits"),
-    TIGHT: marked("tight"),
-    DOES_NOT_FIT: marked("does not fit"),
-    CANNOT: marked("cannot"),
+_VERDICT_TEXTS = {
+    FITS: tr_noop("fits"),
+    TIGHT: tr_noop("tight"),
+    DOES_NOT_FIT: tr_noop("does not fit"),
+    CANNOT: tr_noop("cannot"),
 }
-MAY_FIT, NOT_PREDICTED = marked("may fit"), marked("not predicted")
+MAY_FIT, NOT_PREDICTED = tr_noop("may fit"), tr_noop("not predicted")
 VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, CANNOT)
-PREDICTED = marked("predicted")
-LEAST, MOST = "least", "most"
-MOST_SHOWN = 64
+PREDICTED = tr_noop("predicted")
+AT_LEAST, AT_MOST = "least", "most"
+MAX_LISTED_DEVICES = 64
 """So many devices are shown one by one."""
 TIGHT_SHARE = 0.9
 """A plan fits with at most this share of what a device has for the run; with more of it memory is tight."""
@@ -90,7 +90,7 @@ class StepTime(msgspec.Struct, kw_only=True):
         return math.sqrt(self.low_s * self.high_s)
 
 
-class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
+class PlanLine(TranslatableStruct, kw_only=True, tag_field="kind", tag="plan"):
     """One strategy with its options, and what it would need.
 
     `label` names it for people, with the options that are not its default ones. `verdict` is one of VERDICTS
@@ -133,10 +133,10 @@ class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_deep(self.options, self.changes)
+        check_depth(self.options, self.changes)
 
     @property
-    def fullest(self) -> PlannedDevice | None:
+    def fullest_device(self) -> PlannedDevice | None:
         """The device that decides: least room, or most bytes where no capacity is known."""
         if not self.devices:
             return None
@@ -158,12 +158,12 @@ def decode(line: bytes) -> PlanLine:
     Raises:
         msgspec.DecodeError: it is no line of a plan (a command's problems come as one object on one line).
     """
-    return document_of(_decoder.decode, line)
+    return decode_document(_decoder.decode, line)
 
 
-def alike(devices: Sequence[PlannedDevice]) -> list[list[PlannedDevice]]:
+def group_equal_devices(devices: Sequence[PlannedDevice]) -> list[list[PlannedDevice]]:
     """Each device by itself, or where they are too many to be shown, those that need the same together."""
-    if len(devices) <= MOST_SHOWN:
+    if len(devices) <= MAX_LISTED_DEVICES:
         return [[device] for device in devices]
     groups: dict[bytes, list[PlannedDevice]] = {}
     for device in devices:
@@ -179,19 +179,19 @@ def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) 
     """
     together = sum(device.total_bytes for device in devices)
     limited = [device for device in devices if device.room_bytes is not None]
-    worst = min(limited, key=_room, default=None)
+    worst = min(limited, key=_free_bytes, default=None)
     if host_bytes is not None and together > host_bytes:
-        return DOES_NOT_FIT, _of_the_host(together, host_bytes)
-    if worst is not None and _room(worst) < 0:
-        return DOES_NOT_FIT, _lack(worst, _room(worst))
+        return DOES_NOT_FIT, _host_memory_reason(together, host_bytes)
+    if worst is not None and _free_bytes(worst) < 0:
+        return DOES_NOT_FIT, _shortage_reason(worst, _free_bytes(worst))
     if worst is not None and any(map(is_tight, limited)):
-        return TIGHT, _little_room(worst, _room(worst))
+        return TIGHT, _tight_reason(worst, _free_bytes(worst))
     if host_bytes is not None and together > TIGHT_SHARE * host_bytes:
-        return TIGHT, _of_the_host(together, host_bytes)
+        return TIGHT, _host_memory_reason(together, host_bytes)
     return FITS, None
 
 
-def _of_the_host(together: int, host_bytes: int) -> str:
+def _host_memory_reason(together: int, host_bytes: int) -> str:
     return phrase(
         "The devices need {needed} of this machine's memory together, which has {left} left.",
         needed=format_bytes(together),
@@ -203,7 +203,7 @@ def _name(device: PlannedDevice) -> str:
     return f"{device.device}" + (f" ({device.name})" if device.name else "")
 
 
-def _lack(device: PlannedDevice, room: int) -> str:
+def _shortage_reason(device: PlannedDevice, room: int) -> str:
     sizes = {"lacking": format_bytes(-room), "total": format_bytes(device.total_bytes)}
     if not device.others_bytes:
         return phrase(
@@ -217,7 +217,7 @@ def _lack(device: PlannedDevice, room: int) -> str:
     )
 
 
-def _little_room(device: PlannedDevice, room: int) -> str:
+def _tight_reason(device: PlannedDevice, room: int) -> str:
     if not device.others_bytes:
         return phrase(
             "device {device} would have {room} to spare.", device=_name(device), room=format_bytes(room)
@@ -238,39 +238,39 @@ def is_tight(device: PlannedDevice) -> bool:
     return needed_bytes > TIGHT_SHARE * (device.capacity_bytes - device.others_bytes)
 
 
-def _room(device: PlannedDevice) -> int:
+def _free_bytes(device: PlannedDevice) -> int:
     room = device.room_bytes
     assert room is not None
     return room
 
 
-_ABOUT = 1.5
+_ABOUT_RATIO = 1.5
 """A range whose ends are closer than this factor is told by its middle."""
 
 
-def is_last_word(line: PlanLine) -> bool:
+def is_no_fit_advice(line: PlanLine) -> bool:
     """Whether a line of advice says that nothing fits, rather than what would help."""
     return line.advice is not None and line.verdict == DOES_NOT_FIT and line.saves_bytes is None
 
 
-def words_of(line: PlanLine) -> str:
+def plan_verdict_text(line: PlanLine) -> str:
     """The verdict for people, as a marked text: a lower bound that fits and an upper one that does not leave
     it open, and of what a run may well do nothing is known."""
     if line.verdict == CANNOT and line.refusal is None:
         return NOT_PREDICTED
-    return MAY_FIT if is_open(line) else _VERDICT_WORDS.get(line.verdict, line.verdict)
+    return MAY_FIT if is_uncertain(line) else _VERDICT_TEXTS.get(line.verdict, line.verdict)
 
 
-def is_open(line: PlanLine) -> bool:
+def is_uncertain(line: PlanLine) -> bool:
     """Whether a bound leaves open whether it fits."""
-    return line.verdict in {LEAST: (FITS, TIGHT), MOST: (TIGHT,)}.get(line.bound or "", ())
+    return line.verdict in {AT_LEAST: (FITS, TIGHT), AT_MOST: (TIGHT,)}.get(line.bound or "", ())
 
 
-def step_words(step: StepTime) -> str:
+def step_time_text(step: StepTime) -> str:
     """'1.3–3.4 s', 'about 2 s': two digits are the most that a prediction deserves."""
     unit, factor = ("s", 1.0) if step.high_s >= 1 else ("ms", 1e3)
     low, high = step.low_s * factor, step.high_s * factor
-    if high < _ABOUT * low:
+    if high < _ABOUT_RATIO * low:
         return phrase("about {time}", time=f"{_two_digits(step.middle_s * factor)} {unit}")
     return f"{_two_digits(low)}–{_two_digits(high)} {unit}"
 

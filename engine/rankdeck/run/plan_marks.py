@@ -6,51 +6,51 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.run.plan_lines import FITS, MOST, TIGHT, PlanLine, is_open
+from rankdeck.run.plan_lines import AT_MOST, FITS, TIGHT, PlanLine, is_uncertain
 
-EQUALLY_FAST = 1.1
+EQUALLY_FAST_RATIO = 1.1
 """Predictions whose middles are no further apart than this factor cannot tell which is faster."""
-_ONLY_ONE = (marked("It fits with room."), marked("As far as is known it fits with room."))
+_ONLY_ONE_REASON = (tr_noop("It fits with room."), tr_noop("As far as is known it fits with room."))
 """Why a line is recommended: what is predicted for it is sure, or a bound of which more is not known."""
-_SURE_OF_NO_OTHER = (
-    marked("It fits with room, which is sure of no other."),
-    marked("As far as is known it fits with room, which is sure of no other."),
+_SURE_REASON = (
+    tr_noop("It fits with room, which is sure of no other."),
+    tr_noop("As far as is known it fits with room, which is sure of no other."),
 )
-_NO_OTHER_DOES = (
-    marked("It fits with room, which no other does."),
-    marked("As far as is known it fits with room, which no other does."),
+_ONLY_FIT_REASON = (
+    tr_noop("It fits with room, which no other does."),
+    tr_noop("As far as is known it fits with room, which no other does."),
 )
-_SIMPLEST = (
-    marked("It fits with room, step times are not known, and it is the simplest."),
-    marked("As far as is known it fits with room, step times are not known, and it is the simplest."),
+_SIMPLEST_REASON = (
+    tr_noop("It fits with room, step times are not known, and it is the simplest."),
+    tr_noop("As far as is known it fits with room, step times are not known, and it is the simplest."),
 )
-_SIMPLEST_AT_ONCE = (
-    marked(
+_SIMPLEST_PARALLEL_REASON = (
+    tr_noop(
         "It fits with room, step times are not known, and it is the simplest in which all devices work at "
         "once."
     ),
-    marked(
+    tr_noop(
         "As far as is known it fits with room, step times are not known, and it is the simplest in which all "
         "devices work at once."
     ),
 )
-_FASTEST = (
-    marked("It fits with room, and no other that does is predicted to be faster."),
-    marked("As far as is known it fits with room, and no other that does is predicted to be faster."),
+_FASTEST_REASON = (
+    tr_noop("It fits with room, and no other that does is predicted to be faster."),
+    tr_noop("As far as is known it fits with room, and no other that does is predicted to be faster."),
 )
-_SIMPLEST_OF_FASTEST = (
-    marked("It fits with room, and of the fastest that do (within 10 %) it is the simplest."),
-    marked(
+_SIMPLEST_OF_FASTEST_REASON = (
+    tr_noop("It fits with room, and of the fastest that do (within 10 %) it is the simplest."),
+    tr_noop(
         "As far as is known it fits with room, and of the fastest that do (within 10 %) it is the simplest."
     ),
 )
 _Rows = Sequence[tuple[int, PlanLine]]
-_LEFT_OUT = marked("{reason} pipeline-async is left out: it trains something else than one device.")
+_LEFT_OUT_REASON = tr_noop("{reason} pipeline-async is left out: it trains something else than one device.")
 
 
-class Marks(msgspec.Struct, frozen=True):
+class PlanMarks(msgspec.Struct, frozen=True):
     """Places of lines in a list: `cheapest` needs the least of its fullest device, `recommended` is what to
     take and `reason` says why in a sentence; None where no line has figures, or nothing fits."""
 
@@ -59,7 +59,7 @@ class Marks(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-def marks(lines: Iterable[PlanLine]) -> Marks:
+def mark_lines(lines: Iterable[PlanLine]) -> PlanMarks:
     """Which of the lines to mark; lines of advice are left out.
 
     Of those that fit with room the fastest by the prediction, and of equally fast ones the simplest. Where
@@ -69,52 +69,56 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
     """
     asked = [(place, line) for place, line in enumerate(lines) if not line.changes]
     known = [(place, line) for place, line in asked if line.devices and line.strategy in STRATEGIES]
-    cheapest = min(known, key=lambda item: _need(item[1]))[0] if known else None
-    exact = [item for item in asked if not trains_otherwise(item[1])] or asked
-    marks = _marks(cheapest, exact, [item for item in known if item in exact])
+    cheapest = min(known, key=lambda item: _needed_bytes(item[1]))[0] if known else None
+    exact = [item for item in asked if not has_stale_weights(item[1])] or asked
+    marks = _mark_lines(cheapest, exact, [item for item in known if item in exact])
     if not marks.reason or all(item in exact for item in known):
         return marks
-    return msgspec.structs.replace(marks, reason=phrase(_LEFT_OUT, reason=marks.reason))
+    return msgspec.structs.replace(marks, reason=phrase(_LEFT_OUT_REASON, reason=marks.reason))
 
 
-def trains_otherwise(line: PlanLine) -> bool:
+def has_stale_weights(line: PlanLine) -> bool:
     """Whether a run of it ends with other weights than one device by design."""
     return line.strategy in STRATEGIES and STRATEGIES[line.strategy].is_stale
 
 
-def _marks(cheapest: int | None, asked: _Rows, known: _Rows) -> Marks:
-    sure = [item for item in known if item[1].verdict == FITS and not is_open(item[1])]
+def _mark_lines(cheapest: int | None, asked: _Rows, known: _Rows) -> PlanMarks:
+    sure = [item for item in known if item[1].verdict == FITS and not is_uncertain(item[1])]
     fits = sure or [item for item in known if item[1].verdict == FITS]
     if not fits:
         tight = [item for item in known if item[1].verdict == TIGHT]
-        return _least_of_tight(cheapest, tight) if tight else Marks(cheapest, None)
+        return _smallest_of_tight(cheapest, tight) if tight else PlanMarks(cheapest, None)
     if len(fits) == 1:
         ((place, line),) = fits
-        may_fit = any(is_open(other) for _, other in asked if other is not line)
-        why = _ONLY_ONE if len(asked) == 1 else _SURE_OF_NO_OTHER if may_fit else _NO_OTHER_DOES
-        return Marks(cheapest, place, _because(line, why))
+        may_fit = any(is_uncertain(other) for _, other in asked if other is not line)
+        why = _ONLY_ONE_REASON if len(asked) == 1 else _SURE_REASON if may_fit else _ONLY_FIT_REASON
+        return PlanMarks(cheapest, place, _reason_text(line, why))
     timed = [(place, line, line.step.middle_s) for place, line in fits if line.step is not None]
     if not timed:
         # One device after another is as slow as one alone.
         place, line = min(
-            fits, key=lambda item: (STRATEGIES[item[1].strategy].planning.in_turn, *complexity(item[1]))
+            fits, key=lambda item: (STRATEGIES[item[1].strategy].planning.is_sequential, *complexity(item[1]))
         )
-        why = _SIMPLEST_AT_ONCE if len(line.devices) > 1 else _SIMPLEST
-        return Marks(cheapest, place, _because(line, why))
+        why = _SIMPLEST_PARALLEL_REASON if len(line.devices) > 1 else _SIMPLEST_REASON
+        return PlanMarks(cheapest, place, _reason_text(line, why))
     fastest_s = min(middle_s for _, _, middle_s in timed)
-    close = [(place, line) for place, line, middle_s in timed if middle_s <= EQUALLY_FAST * fastest_s]
+    close = [(place, line) for place, line, middle_s in timed if middle_s <= EQUALLY_FAST_RATIO * fastest_s]
     place, line = min(close, key=lambda item: complexity(item[1]))
-    return Marks(cheapest, place, _because(line, _FASTEST if len(close) == 1 else _SIMPLEST_OF_FASTEST))
+    return PlanMarks(
+        cheapest,
+        place,
+        _reason_text(line, _FASTEST_REASON if len(close) == 1 else _SIMPLEST_OF_FASTEST_REASON),
+    )
 
 
-def _because(line: PlanLine, why: tuple[str, str]) -> str:
-    return phrase(why[line.is_bound and line.bound != MOST])
+def _reason_text(line: PlanLine, why: tuple[str, str]) -> str:
+    return phrase(why[line.is_bound and line.bound != AT_MOST])
 
 
-def _least_of_tight(cheapest: int | None, tight: _Rows) -> Marks:
-    sure = [item for item in tight if not is_open(item[1])]
-    place, _ = min(sure or tight, key=lambda item: _need(item[1]))
-    return Marks(
+def _smallest_of_tight(cheapest: int | None, tight: _Rows) -> PlanMarks:
+    sure = [item for item in tight if not is_uncertain(item[1])]
+    place, _ = min(sure or tight, key=lambda item: _needed_bytes(item[1]))
+    return PlanMarks(
         cheapest,
         place,
         phrase("Memory is tight under all that fit; this one needs the least.")
@@ -123,15 +127,15 @@ def _least_of_tight(cheapest: int | None, tight: _Rows) -> Marks:
     )
 
 
-def _need(line: PlanLine) -> int:
+def _needed_bytes(line: PlanLine) -> int:
     """What is shown of a line: the bytes of its fullest device."""
-    assert line.fullest is not None
-    return line.fullest.total_bytes
+    assert line.fullest_device is not None
+    return line.fullest_device.total_bytes
 
 
 def complexity(line: PlanLine) -> tuple[int, bool, int]:
     """What sorts lines from the simplest on: options that are set come first; one thread that drives several
     devices is no simplification."""
-    options = len(STRATEGIES[line.strategy].changed(line.options))
-    drives_several = STRATEGIES[line.strategy].planning.one_thread and len(line.devices) > 1
+    options = len(STRATEGIES[line.strategy].non_default_options(line.options))
+    drives_several = STRATEGIES[line.strategy].planning.has_one_thread and len(line.devices) > 1
     return options, drives_several, list(STRATEGIES).index(line.strategy)

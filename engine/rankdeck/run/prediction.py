@@ -10,13 +10,13 @@ from rankdeck.base import files
 from rankdeck.config import RunConfig
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
-from rankdeck.rundir import RunDir, attempt_of
+from rankdeck.run_dir import RunDir, parse_attempt
 
 
 def prediction_file(run: RunDir, attempt: int | None = None) -> Path:
     """Where a run keeps the prediction for its latest attempt, or for `attempt`: numbered like the
     configuration that it is of."""
-    number = attempt_of(run.file_of("config", "toml", attempt).name)
+    number = parse_attempt(run.attempt_file("config", "toml", attempt).name)
     return run.path / (f"plan.{number}.json" if number else "plan.json")
 
 
@@ -28,7 +28,7 @@ def read_prediction(run: RunDir, attempt: int | None = None) -> PlanLine | None:
         return None
 
 
-def to_predict(run: RunDir) -> RunConfig | None:
+def config_to_predict(run: RunDir) -> RunConfig | None:
     """The configuration that a prediction would plan, which executes what it names; None where the line is
     known or the run never began.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.phrases import Phrase, phrase
-from rankdeck.rundir import LineCounts, RunDir, events_from_end
+from rankdeck.run_dir import LineCounts, RunDir, events_from_end
 
 if TYPE_CHECKING:
     from rankdeck.config.script import ScriptConfig
@@ -43,18 +43,18 @@ def lost_problem(run: RunDir) -> Problem:
 
 def failed_problem(run: RunDir) -> Problem:
     """What is said of a run that failed and whose ranks raised no problem."""
-    end = run.end()
+    end = run.exit_record()
     unsaid = phrase("The run failed without saying why.")
-    reason = (end.reason if end else None) or _status(run) or unsaid
+    reason = (end.reason if end else None) or _status_text(run) or unsaid
     advice = phrase("See the files in {folder}.", folder=run.logs_folder)
     return Problem("failed", reason, path=str(run.path), advice=advice)
 
 
-def _status(run: RunDir) -> str | None:
+def _status_text(run: RunDir) -> str | None:
     """What a person's own script exited with, in words; None where nobody told."""
-    script = script_of(run)
-    status = status_of(run) if script is not None else None
-    return status_in_words(name_of(script), status) if script is not None and status else None
+    script = read_script_config(run)
+    status = script_status_of(run) if script is not None else None
+    return exit_status_text(script_name(script), status) if script is not None and status else None
 
 
 def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
@@ -87,7 +87,7 @@ def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
 # Words for a person's own script: what it is called, and how it ended.
 
 
-def script_of(run: RunDir) -> ScriptConfig | None:
+def read_script_config(run: RunDir) -> ScriptConfig | None:
     """The script that a run is of; None for a configuration, and where its file is damaged."""
     try:
         return run.script()
@@ -95,13 +95,13 @@ def script_of(run: RunDir) -> ScriptConfig | None:
         return None
 
 
-def name_of(config: ScriptConfig) -> str:
+def script_name(config: ScriptConfig) -> str:
     """What a person calls the script: the file's name, the module or the program."""
     script = config.script
     return script.run if script.kind == "module" else PurePath(script.folder, script.run).name
 
 
-def status_in_words(name: str, status: int) -> Phrase:
+def exit_status_text(name: str, status: int) -> Phrase:
     """'train.py exited with 3.'"""
     try:
         ended_by = signal.Signals(status - 128).name if status > 128 else ""
@@ -112,14 +112,14 @@ def status_in_words(name: str, status: int) -> Phrase:
     return phrase("{name} exited with {status} ({signal}).", name=name, status=status, signal=ended_by)
 
 
-def without_steps(*, began: bool, is_over: bool) -> Phrase:
+def no_steps_text(*, began: bool, is_over: bool) -> Phrase:
     """Why there are no steps. `began`: a rank was seen; none is before its first step."""
     if began and is_over:
         return phrase("it ended before its first steps were written down")
     return phrase("no optimizer step was seen") if is_over else phrase("no optimizer step was seen yet")
 
 
-def status_of(run: RunDir) -> int | None:
+def script_status_of(run: RunDir) -> int | None:
     """What the script of the latest attempt exited with; None where nobody told (yet)."""
     told = events_from_end(run.events_folder / f"supervisor.{run.next_attempt() - 1}.jsonl")
     end = next((event for event in told if isinstance(event, events.RunEnded)), None)

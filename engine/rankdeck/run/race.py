@@ -3,7 +3,7 @@
 The file is written anew after each entry, so whoever reads it at any moment sees what is known by then. What
 follows from the entries together (agreement, places, the winner) is worked out by race_verdicts.py and kept
 beside them. Keys are only ever added; `version` counts what an older reader could not make sense of. Read
-rundir/listing.py for the folder.
+run_dir/listing.py for the folder.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
-from rankdeck.base.parsing import document_of, refuse_deep
-from rankdeck.base.phrases import Telling, marked, phrase
+from rankdeck.base.parsing import check_depth, decode_document
+from rankdeck.base.phrases import TranslatableStruct, phrase, tr_noop
 from rankdeck.base.units import format_duration
 from rankdeck.events import DeviceInfo
 from rankdeck.run.plan_lines import PlanLine
-from rankdeck.rundir import RaceDir, RunDir, read_labels
+from rankdeck.run_dir import RaceDir, RunDir, read_labels
 
 VERSION = 1
 WARM_UP_STEPS = 5
@@ -37,7 +37,7 @@ WAITING, RUNNING, COMPLETED, FAILED, STOPPED, LOST = (
 AGREES, EXPECTED, DIFFERS, REFERENCE = "agrees", "expected", "differs", "reference"
 
 
-class Measured(msgspec.Struct, kw_only=True):
+class EntryMeasurement(msgspec.Struct, kw_only=True):
     """What an entry was seen to do. `step_s` are the times of the steps behind the first ones, in order;
     `peak_bytes` are by device (None was not read), `sent_bytes` of all ranks in one step; `losses` of every
     step, None where one is not known; `seconds` is the whole entry, its start included.
@@ -54,13 +54,13 @@ class Measured(msgspec.Struct, kw_only=True):
     def median_s(self) -> float | None:
         return statistics.median(self.step_s) if self.step_s else None
 
-    def share_s(self, share: float) -> float | None:
+    def quantile_s(self, share: float) -> float | None:
         """The step time below which `share` of the steps lie."""
         times = sorted(self.step_s)
         return times[min(len(times) - 1, round(share * (len(times) - 1)))] if times else None
 
 
-class LossAgreement(Telling, kw_only=True):
+class LossAgreement(TranslatableStruct, kw_only=True):
     """Whether an entry's losses are the reference's. `difference` is the largest relative one, in `step`.
 
     `verdict`: reference | agrees | expected | differs; `reason` says why the last two. `is_as_good`: what
@@ -74,7 +74,7 @@ class LossAgreement(Telling, kw_only=True):
     is_as_good: bool = True
 
 
-class RaceEntry(Telling, kw_only=True):
+class RaceEntry(TranslatableStruct, kw_only=True):
     """One strategy with its options. `folder` is its run's, below the race's own.
 
     `state`: waiting | running | completed | failed | stopped; `problem` says why it failed. `place` counts
@@ -92,7 +92,7 @@ class RaceEntry(Telling, kw_only=True):
     predicted: PlanLine
     state: str = WAITING
     problem: Problem | None = None
-    measured: Measured | None = None
+    measured: EntryMeasurement | None = None
     agreement: LossAgreement | None = None
     place: int | None = None
     repeats: int | None = None
@@ -102,7 +102,7 @@ class RaceEntry(Telling, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_deep(self.options)
+        check_depth(self.options)
 
     @property
     def is_over(self) -> bool:
@@ -113,7 +113,7 @@ class RaceEntry(Telling, kw_only=True):
         return None if self.measured is None else self.measured.median_s
 
 
-class LeftOut(Telling, kw_only=True):
+class ExcludedStrategy(TranslatableStruct, kw_only=True):
     """A strategy of the plan that does not race, and why."""
 
     label: str
@@ -121,7 +121,7 @@ class LeftOut(Telling, kw_only=True):
     reason: str | None = None
 
 
-class Verdicts(Telling, kw_only=True):
+class RaceVerdicts(TranslatableStruct, kw_only=True):
     """What follows from the entries together. Numbers are entries'; `drift` is (repeated - first) / first.
 
     Losses agree that differ by at most `bar` of themselves in the first steps and `late_bar` later.
@@ -159,22 +159,22 @@ class Race(msgspec.Struct, kw_only=True):
     precision: str
     allow_tf32: bool = False
     entries: list[RaceEntry] = []
-    left_out: list[LeftOut] = []
-    verdicts: Verdicts = msgspec.field(default_factory=Verdicts)
+    left_out: list[ExcludedStrategy] = []
+    verdicts: RaceVerdicts = msgspec.field(default_factory=RaceVerdicts)
 
     @property
     def is_rehearsal(self) -> bool:
         return self.devices[0].kind == "virtual"
 
     @property
-    def field(self) -> list[RaceEntry]:
+    def unique_entries(self) -> list[RaceEntry]:
         """The entries, the repetition left out."""
         return [entry for entry in self.entries if entry.repeats is None]
 
     @property
-    def num_raced(self) -> int:
+    def num_finished(self) -> int:
         """How many of the field went to their end, whichever it was."""
-        return sum(entry.is_over and entry.state != STOPPED for entry in self.field)
+        return sum(entry.is_over and entry.state != STOPPED for entry in self.unique_entries)
 
     def entry(self, number: int | None) -> RaceEntry | None:
         return next((entry for entry in self.entries if entry.number == number), None)
@@ -195,7 +195,7 @@ _decoder = msgspec.json.Decoder(Race)
 
 def write_race(folder: RaceDir, race: Race) -> None:
     """Replace race.json at once. Raises OSError."""
-    files.write_own(folder.file, msgspec.json.format(_encoder.encode(race), indent=1) + b"\n")
+    files.replace_file(folder.file, msgspec.json.format(_encoder.encode(race), indent=1) + b"\n")
 
 
 def read_race(folder: RaceDir) -> Race | None:
@@ -206,7 +206,7 @@ def read_race(folder: RaceDir) -> Race | None:
     """
     try:
         is_alive = folder.is_alive()
-        race = document_of(_decoder.decode, files.read_bytes(folder.file))
+        race = decode_document(_decoder.decode, files.read_bytes(folder.file))
     except (OSError, msgspec.DecodeError):
         return None
     if race.version > VERSION or not race.devices:
@@ -223,23 +223,23 @@ def entry_run(folder: RaceDir, entry: RaceEntry) -> RunDir:
 
 # How long a race takes: said before it starts, and of what is left while it goes on.
 
-_STARTING_S = {"virtual": 5.0, "gpu": 12.0}
+_STARTUP_S = {"virtual": 5.0, "gpu": 12.0}
 """About how long an entry takes before its first step."""
-_ABOUT, _AT_LEAST = marked("about {time}"), marked("at least {time}")
+_ABOUT, _AT_LEAST = tr_noop("about {time}"), tr_noop("at least {time}")
 
 
-def expected_s(lines: Sequence[PlanLine], steps: int) -> tuple[float, bool]:
+def estimate_duration_s(lines: Sequence[PlanLine], steps: int) -> tuple[float, bool]:
     """(how long a race of these takes, whether that is the least): on a CPU nobody knows what steps take."""
     timed = [line.step.middle_s for line in lines if line.step is not None]
     is_gpu = bool(timed)
-    starting_s = _STARTING_S["gpu" if is_gpu else "virtual"]
+    starting_s = _STARTUP_S["gpu" if is_gpu else "virtual"]
     again_s = timed[0] if timed else 0.0
     return (len(lines) + 1) * starting_s + steps * (sum(timed) + again_s), len(timed) < len(lines)
 
 
-def expected_text(lines: Sequence[PlanLine], steps: int) -> str:
+def duration_text(lines: Sequence[PlanLine], steps: int) -> str:
     """'about 3 min', or 'at least 1 min 25 s' where step times are not known."""
-    seconds, is_least = expected_s(lines, steps)
+    seconds, is_least = estimate_duration_s(lines, steps)
     return phrase(_AT_LEAST if is_least else _ABOUT, time=format_duration(seconds))
 
 
@@ -248,7 +248,7 @@ def remaining_text(race: Race) -> str:
     waiting = [entry for entry in race.entries if not entry.is_over]
     took_s = [entry.measured.seconds for entry in race.entries if entry.measured is not None]
     if not took_s:
-        return expected_text([entry.predicted for entry in waiting], race.steps)
+        return duration_text([entry.predicted for entry in waiting], race.steps)
     repeats = any(entry.repeats is not None for entry in race.entries)
     left_s = sum(took_s) / len(took_s) * (len(waiting) + (0 if repeats else 1))
     return phrase(_ABOUT, time=format_duration(left_s))

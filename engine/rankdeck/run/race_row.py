@@ -6,7 +6,7 @@ Read race.py and row.py before.
 
 from __future__ import annotations
 
-from rankdeck.run.imbalance import imbalance_of
+from rankdeck.run.imbalance import find_imbalance
 from rankdeck.run.race import (
     AGREES,
     DIFFERS,
@@ -18,9 +18,9 @@ from rankdeck.run.race import (
     entry_run,
     read_race,
 )
-from rankdeck.run.row import RaceFacts, RunFigures, RunInfo, last_step
-from rankdeck.run.spells import Spell
-from rankdeck.rundir import RaceDir, labels_stamp, read_labels
+from rankdeck.run.row import RaceFacts, RunInfo, RunMetrics, last_step
+from rankdeck.run.run_intervals import RunInterval
+from rankdeck.run_dir import RaceDir, labels_stamp, read_labels
 
 _WORST_FIRST = (DIFFERS, EXPECTED, AGREES)
 
@@ -36,26 +36,28 @@ def race_info(folder: RaceDir) -> RunInfo:
             outcome=LOST,
             labels=labels,
             labels_stamp=stamp,
-            figures=RunFigures(),
+            metrics=RunMetrics(),
             race=RaceFacts(),
         )
     fastest = race.entry(race.verdicts.fastest)
-    verdicts = {entry.agreement.verdict for entry in race.field if entry.agreement is not None}
+    verdicts = {entry.agreement.verdict for entry in race.unique_entries if entry.agreement is not None}
     return RunInfo(
         path=folder.path,
         title=race.title,
         outcome=race.outcome,
         started=race.began,
-        spells=() if race.outcome != RUNNING and race.ended is None else (Spell(race.began, race.ended),),
+        intervals=()
+        if race.outcome != RUNNING and race.ended is None
+        else (RunInterval(race.began, race.ended),),
         num_devices=len(race.devices),
         device_kind=race.devices[0].kind,
         labels=labels,
         labels_stamp=stamp,
-        figures=RunFigures(),
+        metrics=RunMetrics(),
         race=RaceFacts(
             entries=tuple(_entry_info(folder, race, entry) for entry in race.entries),
-            num_entries=len(race.field),
-            num_done=race.num_raced,
+            num_entries=len(race.unique_entries),
+            num_done=race.num_finished,
             fastest=None if fastest is None else fastest.label,
             is_inconclusive=bool(race.verdicts.inconclusive),
             losses=next((verdict for verdict in _WORST_FIRST if verdict in verdicts), None),
@@ -65,17 +67,17 @@ def race_info(folder: RaceDir) -> RunInfo:
 
 def _entry_info(folder: RaceDir, race: Race, entry: RaceEntry) -> RunInfo:
     run, measured = entry_run(folder, entry), entry.measured
-    figures, step = RunFigures(), 0
+    figures, step = RunMetrics(), 0
     if entry.state == RUNNING:
         step = last_step(run)
     if measured is not None:
         peaks = dict(enumerate(measured.peak_bytes))
         known = [loss for loss in measured.losses if loss is not None]
         step = race.steps
-        figures = RunFigures(
+        figures = RunMetrics(
             loss=known[-1] if known else None,
             peak_bytes=max((peak for peak in peaks.values() if peak is not None), default=None),
-            imbalance=imbalance_of(peaks),
+            imbalance=find_imbalance(peaks),
             samples_per_s=measured.samples_per_s,
         )
     # Whoever raced was killed: of the entry that ran nobody has written how it ended.
@@ -90,6 +92,6 @@ def _entry_info(folder: RaceDir, race: Race, entry: RaceEntry) -> RunInfo:
         steps=race.steps,
         reason=None if entry.problem is None else entry.problem.message,
         step=step,
-        figures=figures,
+        metrics=figures,
         entry_of=folder.path,
     )

@@ -2,7 +2,7 @@
 
 The first lines of the supervisor say what was started, the first and last lines of the ranks how far it came.
 The command line's `runs` and the app's list both show this; a test holds it to what the fold says. Figures
-that only all of a run's events tell (`RunFigures`) are the fold's, and come later (row_figures.py).
+that only all of a run's events tell (`RunMetrics`) are the fold's, and come later (row_metrics.py).
 row_index.py keeps both.
 """
 
@@ -16,32 +16,32 @@ from pathlib import Path
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.parsing import TomlTable
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.run.imbalance import Imbalance
-from rankdeck.run.spells import Spell
-from rankdeck.rundir import (
-    Clocks,
+from rankdeck.run.run_intervals import RunInterval
+from rankdeck.run_dir import (
+    ClockOffsets,
     Labels,
     RunDir,
-    attempt_of,
     events_from_end,
     first_events,
     labels_stamp,
+    parse_attempt,
     read_labels,
 )
 
 RESUMABLE = ("stopped", "failed", "lost")
-EVENTS_LOST = marked("completed, events lost")
+EVENTS_LOST_TEXT = tr_noop("completed, events lost")
 
 
-def state_of(outcome: str, reason: str | None) -> str:
+def outcome_label(outcome: str, reason: str | None) -> str:
     """The outcome in words. A run that completed has a reason where events of its could not be written."""
-    return EVENTS_LOST if outcome == "completed" and reason else outcome
+    return EVENTS_LOST_TEXT if outcome == "completed" and reason else outcome
 
 
 @dataclass(frozen=True)
-class RunFigures:
+class RunMetrics:
     """What the fold of a run says, as `show` does. `peak_bytes` is that of the fullest device."""
 
     loss: float | None = None
@@ -54,9 +54,9 @@ class RunFigures:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a list shows of a run. None is unknown. Times are Unix seconds, `spells` when it ran; `steps` are
-    those planned, `step` is the last one done (0: none). `has_checkpoint` is true of every run over several
-    hosts: what they have, they find out. `figures` is None as long as nobody has folded it.
+    """What a list shows of a run. None is unknown. Times are Unix seconds, `intervals` when it ran; `steps`
+    are those planned, `step` is the last one done (0: none). `has_checkpoint` is true of every run over
+    several hosts: what they have, they find out. `metrics` is None as long as nobody has folded it.
 
     `strategy` of a person's own script is the parallel wrapper that it was seen to use. The row
     of a race (`race`, made by race_row.py) has those of its entries, which say of what race they are
@@ -68,7 +68,7 @@ class RunInfo:
     outcome: str
     strategy: str = ""
     started: float | None = None
-    spells: tuple[Spell, ...] = ()
+    intervals: tuple[RunInterval, ...] = ()
     num_devices: int | None = None
     device_kind: str = ""
     steps: int | None = None
@@ -78,7 +78,7 @@ class RunInfo:
     labels_stamp: int | None = None
     step: int = 0
     has_checkpoint: bool = False
-    figures: RunFigures | None = None
+    metrics: RunMetrics | None = None
     race: RaceFacts | None = None
     entry_of: Path | None = None
 
@@ -93,7 +93,7 @@ class RunInfo:
     @property
     def state(self) -> str:
         """The outcome as lists say it."""
-        return state_of(self.outcome, self.reason)
+        return outcome_label(self.outcome, self.reason)
 
     @property
     def is_resumable(self) -> bool:
@@ -125,20 +125,20 @@ class RaceFacts:
 
 def read_info(run: RunDir) -> RunInfo:
     """The facts of one run, read from its directory; what is missing or damaged stays unknown."""
-    end = run.end()
-    started = list(_started(run))
+    end = run.exit_record()
+    started = list(_read_starts(run))
     first, begun = (started[-1], started[0]) if started else (None, None)
-    if begun is not None and begun.attempt < attempt_of(run.config_file.name):
+    if begun is not None and begun.attempt < parse_attempt(run.config_file.name):
         begun = None  # the supervisor of the attempt that is being resumed has not spoken yet
     tables = files.read_toml_or_empty(run.config_file) if begun is None else {}
     stamp, labels, outcome = labels_stamp(run.path), read_labels(run.path), run.outcome()
     return RunInfo(
         path=run.path,
-        title=labels.name or run.own_title,
+        title=labels.name or run.attempt_title,
         outcome=outcome,
-        strategy=_strategy(run, begun, tables),
-        started=run.here(first.started) if first else _seconds(run.environment().get("started")),
-        spells=tuple(_spells(run, started, goes_on=begun is not None and outcome == "running")),
+        strategy=_read_strategy(run, begun, tables),
+        started=run.to_local_time(first.started) if first else _to_seconds(run.environment().get("started")),
+        intervals=tuple(_read_intervals(run, started, is_alive=begun is not None and outcome == "running")),
         num_devices=len(begun.devices) if begun else None,
         device_kind=begun.devices[0].kind if begun and begun.devices else "",
         steps=begun.steps if begun else None,
@@ -160,33 +160,35 @@ def _has_checkpoint(run: RunDir, begun: events.RunStarted | None) -> bool:
     return bool(list_checkpoints(run.checkpoints_folder))
 
 
-def _spells(run: RunDir, started: list[events.RunStarted], *, goes_on: bool) -> Iterator[Spell]:
-    """Of each attempt, the first one first, as attempt.spells_of tells them; `goes_on`: the newest does,
+def _read_intervals(
+    run: RunDir, started: list[events.RunStarted], *, is_alive: bool
+) -> Iterator[RunInterval]:
+    """Of each attempt, the first one first, as attempt.spells_of tells them; `is_alive`: the newest does,
     unless it has told its end."""
-    clocks = Clocks(run)
+    clocks = ClockOffsets(run)
     clocks.refresh()
     for one in reversed(started):
         path = run.events_folder / f"supervisor.{one.attempt}.jsonl"
-        last, began = next(events_from_end(path), one), run.here(one.started)
+        last, began = next(events_from_end(path), one), run.to_local_time(one.started)
         if isinstance(last, events.RunEnded):
-            yield Spell(began, run.here(last.t))
-        elif goes_on and one is started[0]:
-            yield Spell(began)
+            yield RunInterval(began, run.to_local_time(last.t))
+        elif is_alive and one is started[0]:
+            yield RunInterval(began)
         else:
             paths = _files(run, "*", one.attempt)
             lasts = ((path.name, event.t) for path in paths for event in islice(events_from_end(path), 1))
-            told = (clocks.right(name, t) for name, t in lasts)
-            yield Spell(began, max(told, default=run.here(one.t)))
+            told = (clocks.correct(name, t) for name, t in lasts)
+            yield RunInterval(began, max(told, default=run.to_local_time(one.t)))
 
 
-def _strategy(run: RunDir, begun: events.RunStarted | None, tables: TomlTable) -> str:
+def _read_strategy(run: RunDir, begun: events.RunStarted | None, tables: TomlTable) -> str:
     if begun is not None:
-        return begun.strategy or _wrapper(run, begun.attempt) or ""
+        return begun.strategy or _read_wrapper(run, begun.attempt) or ""
     strategy = tables.get("strategy")
     return str(strategy.get("use", "single")) if isinstance(strategy, dict) else ""
 
 
-def _wrapper(run: RunDir, attempt: int) -> str | None:
+def _read_wrapper(run: RunDir, attempt: int) -> str | None:
     """The parallel wrapper that a rank of a script was seen to use, as it said first."""
     for path in _rank_files(run, attempt)[:1]:
         for event in first_events(path):
@@ -195,7 +197,7 @@ def _wrapper(run: RunDir, attempt: int) -> str | None:
     return None
 
 
-def row_of(info: RunInfo) -> dict[str, object]:
+def row_json(info: RunInfo) -> dict[str, object]:
     """The row of `rankdeck runs --json`. One of a script has two keys more, one of a race four."""
     race = info.race
     row = {
@@ -229,7 +231,7 @@ def row_of(info: RunInfo) -> dict[str, object]:
 def last_step(run: RunDir) -> int:
     """The last step that every rank has written and no later attempt trains again; 0 where there is none."""
     least: int | None = None
-    for started in _started(run):
+    for started in _read_starts(run):
         if started.source == events.SCRIPT:
             step = _last_step_of_script(run, started.attempt)
             if step:
@@ -239,7 +241,7 @@ def last_step(run: RunDir) -> int:
             run.events_folder / f"rank-{rank}.{started.attempt}.jsonl"
             for rank in range(min(started.world_size, len(_files(run, "rank-*", started.attempt))))
         ]
-        firsts = [first for path in ranks if (first := _goes_on_after(path)) is not None]
+        firsts = [first for path in ranks if (first := _resumed_after(path)) is not None]
         lasts = [last for path in ranks if (last := _last_step(path)) is not None]
         if firsts and len(lasts) == started.world_size:
             step = min(lasts) if least is None else min(least, *lasts)
@@ -262,7 +264,7 @@ def _rank_files(run: RunDir, attempt: int) -> list[Path]:
     return sorted(paths, key=lambda path: (len(path.name), path.name))
 
 
-def _goes_on_after(path: Path) -> int | None:
+def _resumed_after(path: Path) -> int | None:
     """The step that a rank restored, as it said or as its first steps tell."""
     for event in first_events(path):
         if isinstance(event, events.Restored):
@@ -277,7 +279,7 @@ def _last_step(path: Path) -> int | None:
     return next((steps.first + len(steps.ended) - 1 for steps in lines), None)
 
 
-def _started(run: RunDir) -> Iterator[events.RunStarted]:
+def _read_starts(run: RunDir) -> Iterator[events.RunStarted]:
     """What the supervisors announced, the newest attempt first."""
     for path in _files(run, "supervisor", None):
         for event in first_events(path):
@@ -289,8 +291,8 @@ def _started(run: RunDir) -> Iterator[events.RunStarted]:
 def _files(run: RunDir, writer: str, attempt: int | None) -> list[Path]:
     """The files of events of a writer, the newest attempt first."""
     paths = run.events_folder.glob(f"{writer}.{'*' if attempt is None else attempt}.jsonl")
-    return sorted(paths, key=lambda path: attempt_of(path.name), reverse=True)
+    return sorted(paths, key=lambda path: parse_attempt(path.name), reverse=True)
 
 
-def _seconds(value: object) -> float | None:
+def _to_seconds(value: object) -> float | None:
     return value if isinstance(value, float) else None

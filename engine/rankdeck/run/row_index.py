@@ -21,18 +21,18 @@ import rankdeck
 from rankdeck.base import files
 from rankdeck.base.home import cache_dir
 from rankdeck.run.race_row import race_info
-from rankdeck.run.row import RaceFacts, RunFigures, RunInfo, read_info
-from rankdeck.rundir import RaceDir, RunDir
+from rankdeck.run.row import RaceFacts, RunInfo, RunMetrics, read_info
+from rankdeck.run_dir import RaceDir, RunDir
 
-_MADE_OF = (".toml", ".json", ".jsonl")
+_INDEXED_SUFFIXES = (".toml", ".json", ".jsonl")
 # A file that changes twice within one tick of its clock looks the same: what is younger is not kept.
 _SETTLED_NS = 2_000_000_000
-_WITHOUT_LAST_WORD = ("running", "lost")
-_SUM_BYTES = 16
-_LARGEST_BYTES = 16 << 20  # twenty thousand runs
+_OUTCOMES_WITHOUT_RECORD = ("running", "lost")
+_CHECKSUM_BYTES = 16
+_MAX_BYTES = 16 << 20  # twenty thousand runs
 
-Stamp = bytes
-_Kept = dict[str, tuple[Stamp, bytes]]
+FileStamp = bytes
+_IndexRows = dict[str, tuple[FileStamp, bytes]]
 
 
 class _Index(msgspec.Struct, array_like=True):
@@ -40,11 +40,11 @@ class _Index(msgspec.Struct, array_like=True):
 
     shape: str
     folder: str
-    rows: _Kept
+    rows: _IndexRows
 
 
-def _shape() -> str:
-    names = [field.name for kind in (RunInfo, RunFigures, RaceFacts) for field in fields(kind)]
+def _index_shape() -> str:
+    names = [field.name for kind in (RunInfo, RunMetrics, RaceFacts) for field in fields(kind)]
     return " ".join(["rows-1", rankdeck.__version__, *names])
 
 
@@ -53,21 +53,25 @@ _decode = msgspec.msgpack.Decoder(RunInfo, dec_hook=lambda kind, value: kind(val
 _decode_index = msgspec.msgpack.Decoder(_Index).decode
 
 
-def stamp_of(run: Path) -> tuple[Stamp, int]:
+def read_stamp(run: Path) -> tuple[FileStamp, int]:
     """What tells whether a run's files are others by now, and when the youngest changed (Unix ns)."""
     told: list[tuple[str, int, int, int, int]] = []
     for folder in (os.fspath(run), os.path.join(run, "events")):  # noqa: PTH118 - thousands of them
         try:
             with os.scandir(folder) as found:
-                told.extend(sorted(map(_facts, (one for one in found if one.name.endswith(_MADE_OF)))))
+                told.extend(
+                    sorted(map(_entry_facts, (one for one in found if one.name.endswith(_INDEXED_SUFFIXES))))
+                )
         except OSError:
             pass
         told.append(("", 0, 0, 0, 0))
     youngest = max(max(facts[2], facts[3]) for facts in told)
-    return blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=_SUM_BYTES).digest(), youngest
+    return blake2b(
+        repr(told).encode("utf-8", "surrogatepass"), digest_size=_CHECKSUM_BYTES
+    ).digest(), youngest
 
 
-def _facts(entry: os.DirEntry[str]) -> tuple[str, int, int, int, int]:
+def _entry_facts(entry: os.DirEntry[str]) -> tuple[str, int, int, int, int]:
     try:
         stat = entry.stat()
     except OSError:
@@ -79,43 +83,43 @@ class RunRows:
     """The rows that were asked for, as they are now. `save` keeps what was made."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[Stamp, RunInfo]] = {}
-        self._indices: dict[Path, _Kept] = {}
-        self._fresh: dict[Path, dict[str, tuple[Stamp, bytes]]] = {}
+        self._rows: dict[Path, tuple[FileStamp, RunInfo]] = {}
+        self._index_rows: dict[Path, _IndexRows] = {}
+        self._new_rows: dict[Path, dict[str, tuple[FileStamp, bytes]]] = {}
 
     def info(self, run: RunDir | RaceDir) -> RunInfo:
         """The row of a run or a race, made anew where the run's files are others than they were."""
-        stamp, youngest = stamp_of(run.path)
-        known = self._remembered(run.path, stamp)
+        stamp, youngest = read_stamp(run.path)
+        known = self._load(run.path, stamp)
         # What somebody put together may be both.
         if known is None or (known.race is not None) != isinstance(run, RaceDir):
             known = race_info(run) if isinstance(run, RaceDir) else read_info(run)
-            self._remember(known, stamp, youngest)
-        if isinstance(run, RaceDir) or known.outcome not in _WITHOUT_LAST_WORD:
+            self._store(known, stamp, youngest)
+        if isinstance(run, RaceDir) or known.outcome not in _OUTCOMES_WITHOUT_RECORD:
             return known
         outcome = run.outcome()  # who holds the lock, no file tells
         return known if outcome == known.outcome else replace(known, outcome=outcome)
 
-    def with_figures(self, run: RunDir, figures: RunFigures, stamp: tuple[Stamp, int]) -> RunInfo:
+    def with_metrics(self, run: RunDir, figures: RunMetrics, stamp: tuple[FileStamp, int]) -> RunInfo:
         """The row with what its fold says. `stamp` is from before the fold was read."""
         info = self.info(run)
-        if stamp_of(run.path)[0] == stamp[0]:
-            info = replace(info, figures=figures)
-            self._remember(info, *stamp)
+        if read_stamp(run.path)[0] == stamp[0]:
+            info = replace(info, metrics=figures)
+            self._store(info, *stamp)
         return info
 
     def forget(self, gone: Iterable[Path]) -> None:
         for path in gone:
-            self._known.pop(path, None)
+            self._rows.pop(path, None)
 
-    def _remembered(self, path: Path, stamp: Stamp) -> RunInfo | None:
-        known = self._known.get(path)
+    def _load(self, path: Path, stamp: FileStamp) -> RunInfo | None:
+        known = self._rows.get(path)
         if known is not None:
             return known[1] if known[0] == stamp else None
         folder = path.parent
-        if folder not in self._indices:
-            self._indices[folder] = read_index(folder)
-        kept = self._indices[folder].get(path.name)
+        if folder not in self._index_rows:
+            self._index_rows[folder] = read_index(folder)
+        kept = self._index_rows[folder].get(path.name)
         if kept is None or kept[0] != stamp:
             return None
         try:
@@ -124,35 +128,35 @@ class RunRows:
             return None
         if info.path != path:
             return None
-        self._known[path] = stamp, info
+        self._rows[path] = stamp, info
         return info
 
-    def _remember(self, info: RunInfo, stamp: Stamp, youngest: int) -> None:
+    def _store(self, info: RunInfo, stamp: FileStamp, youngest: int) -> None:
         if info.outcome == "running" or time.time_ns() - youngest < _SETTLED_NS:
-            self._known.pop(info.path, None)
+            self._rows.pop(info.path, None)
             return
-        self._known[info.path] = stamp, info
+        self._rows[info.path] = stamp, info
         try:
             row = _encode(info)
         except (UnicodeEncodeError, OverflowError):
             return  # a name that is no text: read each time
-        self._fresh.setdefault(info.path.parent, {})[info.path.name] = stamp, row
+        self._new_rows.setdefault(info.path.parent, {})[info.path.name] = stamp, row
 
     @property
     def num_unsaved(self) -> int:
-        return sum(map(len, self._fresh.values()))
+        return sum(map(len, self._new_rows.values()))
 
     def save(self) -> None:
         """Lay what is new over what is kept now; rows of runs that are gone go."""
-        for folder, fresh in self._fresh.items():
+        for folder, fresh in self._new_rows.items():
             kept = read_index(folder) | fresh
-            here = _names_in(folder)
-            self._indices[folder] = kept = {name: row for name, row in kept.items() if name in here}
+            here = _folder_names(folder)
+            self._index_rows[folder] = kept = {name: row for name, row in kept.items() if name in here}
             _write_index(folder, kept)
-        self._fresh.clear()
+        self._new_rows.clear()
 
 
-def _names_in(folder: Path) -> set[str]:
+def _folder_names(folder: Path) -> set[str]:
     try:
         return set(os.listdir(folder))  # noqa: PTH208 - names are all that is asked for
     except OSError:
@@ -161,29 +165,29 @@ def _names_in(folder: Path) -> set[str]:
 
 def index_file(folder: Path) -> Path:
     """Where the rows of a folder's runs are kept."""
-    name = blake2b(os.fsencode(folder), digest_size=_SUM_BYTES).hexdigest()
+    name = blake2b(os.fsencode(folder), digest_size=_CHECKSUM_BYTES).hexdigest()
     return cache_dir() / "rows" / f"{name}.index"
 
 
-def read_index(folder: Path) -> _Kept:
+def read_index(folder: Path) -> _IndexRows:
     """What is kept of a folder; nothing where that is none of ours, of another version, or damaged."""
     try:
-        data = files.read_bytes(index_file(folder), _LARGEST_BYTES)
-        if data[:_SUM_BYTES] != _sum(data[_SUM_BYTES:]):
+        data = files.read_bytes(index_file(folder), _MAX_BYTES)
+        if data[:_CHECKSUM_BYTES] != _checksum(data[_CHECKSUM_BYTES:]):
             return {}
-        index = _decode_index(memoryview(data)[_SUM_BYTES:])
+        index = _decode_index(memoryview(data)[_CHECKSUM_BYTES:])
     except (OSError, msgspec.MsgspecError, ValueError):
         return {}
-    return index.rows if (index.shape, index.folder) == (_shape(), str(folder)) else {}
+    return index.rows if (index.shape, index.folder) == (_index_shape(), str(folder)) else {}
 
 
-def _write_index(folder: Path, rows: _Kept) -> None:
+def _write_index(folder: Path, rows: _IndexRows) -> None:
     try:
-        data = msgspec.msgpack.encode(_Index(_shape(), str(folder), rows))
-        files.write_whole(index_file(folder), _sum(data) + data)
+        data = msgspec.msgpack.encode(_Index(_index_shape(), str(folder), rows))
+        files.write_atomic(index_file(folder), _checksum(data) + data)
     except (OSError, UnicodeEncodeError):
         pass  # a disk that refuses costs only time
 
 
-def _sum(data: bytes) -> bytes:
-    return blake2b(data, digest_size=_SUM_BYTES).digest()
+def _checksum(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_CHECKSUM_BYTES).digest()

@@ -13,40 +13,40 @@ import msgspec
 
 from rankdeck import events
 
-_MOST_STEPS = 1 << 16
+_MAX_STEPS = 1 << 16
 
 
-class Scaling:
-    """Of one attempt. `scale` is None where nobody scales; `left_out` are its newest such steps."""
+class LossScaleHistory:
+    """Of one attempt. `scale` is None where nobody scales; `skipped_steps` are its newest such steps."""
 
     def __init__(self) -> None:
         self.scale: float | None = None
-        self.left_out: deque[int] = deque(maxlen=_MOST_STEPS)
+        self.skipped_steps: deque[int] = deque(maxlen=_MAX_STEPS)
 
-    def take(self, event: events.LossScale, last: int | None) -> None:
+    def add_event(self, event: events.LossScale, last: int | None) -> None:
         """What was left out after `last` is history."""
         if event.rank != 0 or not math.isfinite(event.scale):
             return
         is_history = last is not None and event.step - 1 > last
         if self.scale is not None and event.scale < self.scale and not is_history:
-            self.left_out.append(event.step - 1)
+            self.skipped_steps.append(event.step - 1)
         self.scale = event.scale
 
     def cut(self, last: int) -> None:
-        while self.left_out and self.left_out[-1] > last:
-            self.left_out.pop()
+        while self.skipped_steps and self.skipped_steps[-1] > last:
+            self.skipped_steps.pop()
 
 
-class Scaled(msgspec.Struct, frozen=True):
+class LossScalingSummary(msgspec.Struct, frozen=True):
     """Of a whole run: the factor now, and how many of its steps were left out."""
 
     scale: float
     num_left_out: int
 
 
-def scaled(attempts: Iterable[Scaling]) -> Scaled | None:
+def summarize_loss_scaling(attempts: Iterable[LossScaleHistory]) -> LossScalingSummary | None:
     """Of attempts in their order; None where nobody scales."""
     told = [one for one in attempts if one.scale is not None]
     if not told:
         return None
-    return Scaled(told[-1].scale or 0.0, sum(len(one.left_out) for one in told))
+    return LossScalingSummary(told[-1].scale or 0.0, sum(len(one.skipped_steps) for one in told))

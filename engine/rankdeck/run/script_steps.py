@@ -20,9 +20,9 @@ from typing import TypeVar
 import numpy as np
 
 from rankdeck import events
-from rankdeck.run.bounds import LARGEST_STEP, LONGEST_S, TOO_LARGE
-from rankdeck.run.metrics import LoggedCurves
-from rankdeck.run.series import Floats, Sliding
+from rankdeck.run.bounds import MAX_DURATION_S, MAX_STEP, MAX_VALUE
+from rankdeck.run.metrics import LoggedMetrics
+from rankdeck.run.series import ColumnBuffer, Floats
 from rankdeck.run.step_blocks import (
     COUNT,
     ENDED,
@@ -37,12 +37,12 @@ from rankdeck.run.step_blocks import (
 )
 from rankdeck.run.step_table import SCRIPT_COLUMNS
 
-_HELD = 1 << 20
+_MAX_ROWS = 1 << 20
 """Steps that are held of all ranks together, and at least so many of each:"""
-_LEAST_HELD = 1 << 12
-_APART_S = 5.0
+_MIN_ROWS = 1 << 12
+_MAX_GAP_S = 5.0
 """Ends of a step further apart than this, and than the step's own time, are not of one step."""
-_LARGEST_JOIN = 1 << 16
+_MAX_JOIN = 1 << 16
 
 
 class RankSteps:
@@ -50,7 +50,7 @@ class RankSteps:
 
     def __init__(self) -> None:
         self.num_steps = 0
-        self.last = 0
+        self.last_step = 0
         self.offset = 0
         """What is added to the numbers of a script that began to count anew."""
         self.ended = -np.inf
@@ -58,48 +58,48 @@ class RankSteps:
         """When its first step ended (Unix seconds)."""
         self.wait_s = 0.0
         self.timed_s = 0.0
-        self._held = Sliding([(1, np.float64), (len(SHARES), np.float64)])
+        self._rows = ColumnBuffer([(1, np.float64), (len(SHARES), np.float64)])
 
     @property
     def steps(self) -> Floats:
         """The numbers of the steps that are held."""
-        numbers: Floats = self._held[0][0]
+        numbers: Floats = self._rows[0][0]
         return numbers
 
     @property
     def shares(self) -> Floats:
-        return self._held[1]
+        return self._rows[1]
 
     def append(self, first: int, values: Floats) -> None:
         num_new = values.shape[1]
-        self._held.append(num_new, np.arange(first, first + num_new, dtype=np.float64), values)
+        self._rows.append(num_new, np.arange(first, first + num_new, dtype=np.float64), values)
         ended = values[ENDED][np.isfinite(values[ENDED])]
         self.ended = max(self.ended, float(ended.max(initial=-np.inf)))
         if self.first_ended is None and len(ended):
             self.first_ended = float(ended[0])
         timed = values[:, 0 if self.num_steps else 1 :]
-        timed = timed[:, (timed[WAIT_S] >= 0) & (timed[STEP_S] > 0) & (timed[STEP_S] < LONGEST_S)]
+        timed = timed[:, (timed[WAIT_S] >= 0) & (timed[STEP_S] > 0) & (timed[STEP_S] < MAX_DURATION_S)]
         self.wait_s += float(np.minimum(timed[WAIT_S], timed[STEP_S]).sum())
         self.timed_s += float(timed[STEP_S].sum())
         self.num_steps += num_new
-        self.last = first + num_new - 1
+        self.last_step = first + num_new - 1
 
-    def forget(self, num_held: int) -> None:
+    def keep_newest(self, num_held: int) -> None:
         """All but the newest `num_held` steps."""
-        self._held.forget(max(0, len(self._held) - num_held))
+        self._rows.forget(max(0, len(self._rows) - num_held))
 
 
-class ScriptJoiner:
+class ScriptStepJoiner:
     """The ranks of one attempt, as steps.Joiner has those of a configured run."""
 
     def __init__(self) -> None:
         self.restored: int | None = None
         self.num_refused = 0
         self.ranks: dict[int, RankSteps] = {}
-        self.alone: set[int] = set()
+        self.standalone: set[int] = set()
         self._leader: int | None = None
         self._next = 1
-        self._late: list[tuple[int, int]] = []
+        self._late_steps: list[tuple[int, int]] = []
 
     def restore(self, step: int) -> None:
         """A rank said, or its first line shows, that it goes on after `step`; the least of all counts."""
@@ -113,22 +113,22 @@ class ScriptJoiner:
             rank = self.ranks[block.rank] = RankSteps()
             self.restore(block.first - 1)
         first = block.first + rank.offset
-        values = np.where(np.abs(block.values) < TOO_LARGE, block.values, np.nan)
-        if rank.num_steps and first <= rank.last:
+        values = np.where(np.abs(block.values) < MAX_VALUE, block.values, np.nan)
+        if rank.num_steps and first <= rank.last_step:
             if values[ENDED, 0] > rank.ended:
-                rank.offset += rank.last + 1 - first
-                first = rank.last + 1
+                rank.offset += rank.last_step + 1 - first
+                first = rank.last_step + 1
             else:
                 self.num_refused += 1
-                values = values[:, rank.last + 1 - first :]
-                first = rank.last + 1
-        if first > LARGEST_STEP:
+                values = values[:, rank.last_step + 1 - first :]
+                first = rank.last_step + 1
+        if first > MAX_STEP:
             self.num_refused += 1
         elif values.shape[1]:
             rank.append(first, values)
-            self._late.append((block.rank, first))
+            self._late_steps.append((block.rank, first))
 
-    def take(self) -> list[Floats]:
+    def join(self) -> list[Floats]:
         """Rows (SCRIPT_COLUMNS, steps) in order: of new steps, and before them of those that have changed."""
         most = max((rank.num_steps for rank in self.ranks.values()), default=0)
         if not most:
@@ -138,14 +138,13 @@ class ScriptJoiner:
         changed = self._first_changed(leader) if leader == self._leader else lead.steps[0]
         begin = int(np.searchsorted(lead.steps, min(changed, self._next)))
         end = len(lead.steps)
-        self._leader, self._next = leader, lead.last + 1
-        self._late.clear()
+        self._leader, self._next = leader, lead.last_step + 1
+        self._late_steps.clear()
         rows = [
-            self._join(leader, slice(at, min(end, at + _LARGEST_JOIN)))
-            for at in range(begin, end, _LARGEST_JOIN)
+            self._join(leader, slice(at, min(end, at + _MAX_JOIN))) for at in range(begin, end, _MAX_JOIN)
         ]
         for rank in self.ranks.values():
-            rank.forget(max(_LEAST_HELD, _HELD // len(self.ranks)))
+            rank.keep_newest(max(_MIN_ROWS, _MAX_ROWS // len(self.ranks)))
         return rows
 
     def _first_changed(self, leader: int) -> float:
@@ -153,34 +152,34 @@ class ScriptJoiner:
         lead = self.ranks[leader]
         given = slice(0, int(np.searchsorted(lead.steps, self._next)))
         changed = np.inf
-        for number, first in self._late:
-            if number in self._joined_with(leader) and first < min(self._next, changed):
+        for number, first in self._late_steps:
+            if number in self._ranks_joined_with(leader) and first < min(self._next, changed):
                 begin = int(np.searchsorted(lead.steps, first))
                 part = slice(min(begin, given.stop), given.stop)
-                shared = lead.steps[part][np.isfinite(self._matched(lead, number, part)[0])]
+                shared = lead.steps[part][np.isfinite(self._match(lead, number, part)[0])]
                 changed = min(changed, float(shared.min(initial=np.inf)))
         return changed
 
-    def _joined_with(self, leader: int) -> set[int]:
+    def _ranks_joined_with(self, leader: int) -> set[int]:
         """The other ranks that have a part in its steps."""
-        return set() if leader in self.alone else self.ranks.keys() - self.alone - {leader}
+        return set() if leader in self.standalone else self.ranks.keys() - self.standalone - {leader}
 
-    def _matched(self, lead: RankSteps, number: int, part: slice) -> tuple[Floats, Floats]:
+    def _match(self, lead: RankSteps, number: int, part: slice) -> tuple[Floats, Floats]:
         """(steps, shares) of another rank for the steps `part` of the leading one; NaN where it has no part
         in them."""
         rank, steps = self.ranks[number], lead.steps[part]
         at = np.minimum(np.searchsorted(rank.steps, steps), len(rank.steps) - 1)
         shares = rank.shares[:, at]
         apart_s = np.abs(shares[ENDED] - lead.shares[ENDED, part])
-        is_apart = apart_s > np.fmax(_APART_S, lead.shares[STEP_S, part])
+        is_apart = apart_s > np.fmax(_MAX_GAP_S, lead.shares[STEP_S, part])
         is_shared = (rank.steps[at] == steps) & ~is_apart
         return np.where(is_shared, steps, np.nan), np.where(is_shared, shares, np.nan)
 
     def _join(self, leader: int, part: slice) -> Floats:
         lead = self.ranks[leader]
         sums, counts, samples, has_samples = np.zeros((4, part.stop - part.start))
-        for number in sorted({leader} | self._joined_with(leader)):
-            shares = lead.shares[:, part] if number == leader else self._matched(lead, number, part)[1]
+        for number in sorted({leader} | self._ranks_joined_with(leader)):
+            shares = lead.shares[:, part] if number == leader else self._match(lead, number, part)[1]
             is_known = np.isfinite(shares[LOSS_SUM])
             sums += np.where(is_known, shares[LOSS_SUM], 0.0)
             counts += np.where(is_known, np.where(np.isfinite(shares[COUNT]), shares[COUNT], 1.0), 0.0)
@@ -200,8 +199,8 @@ class ScriptJoiner:
 # What one attempt at a person's own script told besides steps, memory and readings: what was seen of each
 # rank, what the script logged, which collectives it called.
 
-_MOST_COLLECTIVES = 100
-_TOO_MANY = 1 << 62
+_MAX_COLLECTIVES = 100
+_INT_LIMIT = 1 << 62
 Number = TypeVar("Number", int, float)
 
 
@@ -214,29 +213,29 @@ class CollectiveTotals:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, event: events.Collectives) -> None:
-        _add(self.calls, event.calls)
-        _add(self.num_bytes, event.num_bytes)
-        _add(self.seconds, event.seconds)
+        _add_capped(self.calls, event.calls)
+        _add_capped(self.num_bytes, event.num_bytes)
+        _add_capped(self.seconds, event.seconds)
 
 
-def _add(totals: dict[str, Number], told: Mapping[str, Number]) -> None:
+def _add_capped(totals: dict[str, Number], told: Mapping[str, Number]) -> None:
     for name, value in told.items():
-        if not 0 <= value < _TOO_MANY:
+        if not 0 <= value < _INT_LIMIT:
             continue
         if name in totals:
             totals[name] += value
-        elif len(totals) < _MOST_COLLECTIVES:
+        elif len(totals) < _MAX_COLLECTIVES:
             totals[name] = value
 
 
 @dataclass
-class ScriptTold:
+class ScriptReports:
     """All by rank, the newest that each said."""
 
     ranks: dict[int, events.RankStarted] = field(default_factory=dict)
-    seen: dict[int, events.Observed] = field(default_factory=dict)
+    observations: dict[int, events.Observed] = field(default_factory=dict)
     collectives: dict[int, CollectiveTotals] = field(default_factory=dict)
-    metrics: LoggedCurves = field(default_factory=LoggedCurves)
+    metrics: LoggedMetrics = field(default_factory=LoggedMetrics)
 
     def add_collectives(self, event: events.Collectives) -> None:
         self.collectives.setdefault(event.rank, CollectiveTotals()).add(event)

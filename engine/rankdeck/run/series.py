@@ -3,8 +3,8 @@
 A `Series` holds the newest points as they came and, above them, tiers of bins: a bin of tier k is the least
 and the greatest of 8**k points and begins at a multiple of 8**k, so bins never swim while points arrive.
 Every tier slides over a fixed number of bins: the further back, the coarser, and memory stays bounded (a
-day at 1000 points a second: about 16 MB). A `Curve` shows the series of consecutive attempts as one. fold.py
-fills series, charts draw windows of them.
+day at 1000 points a second: about 16 MB). A `Curve` shows the series of consecutive attempts as one.
+run_state.py fills series, charts draw windows of them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-FACTOR = 8
-_LARGEST_APPEND = 65_536
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+TIER_FACTOR = 8
+_MAX_APPEND = 65_536
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class Window(NamedTuple):
@@ -40,7 +40,7 @@ class Window(NamedTuple):
         return np.repeat(self.x, 2), y
 
 
-class Sliding:
+class ColumnBuffer:
     """Arrays of (rows, columns) that grow together at their end. With a `capacity` only the newest columns
     are held; `first` is the absolute index of the oldest one held.
     """
@@ -53,9 +53,9 @@ class Sliding:
     def __len__(self) -> int:
         return self._end - self._begin
 
-    def __deepcopy__(self, _memo: object) -> Sliding:
+    def __deepcopy__(self, _memo: object) -> ColumnBuffer:
         """With what is held, and no room beside it."""
-        other = Sliding((), self._capacity)
+        other = ColumnBuffer((), self._capacity)
         other._arrays = [self[index].copy() for index in range(len(self._arrays))]
         other.first, other._end = self.first, len(self)
         return other
@@ -76,7 +76,7 @@ class Sliding:
     def append(self, num_new: int, *parts: NDArray[Any] | float) -> None:
         """As many new columns of each array."""
         if self._end + num_new > self._arrays[0].shape[1]:
-            self._make_room(num_new)
+            self._reserve(num_new)
         end = self._end + num_new
         for array, part in zip(self._arrays, parts, strict=True):
             array[:, self._end : end] = part
@@ -95,7 +95,7 @@ class Sliding:
         elif end < self.end:
             self._end = self._begin + end - self.first
 
-    def _make_room(self, num_new: int) -> None:
+    def _reserve(self, num_new: int) -> None:
         held, length = len(self), self._arrays[0].shape[1]
         if held + num_new > length // 2:
             length = 2 * (held + num_new)
@@ -125,14 +125,14 @@ class Series:
         num_curves: int = 1,
         keyed: bool = False,
     ) -> None:
-        assert raw_capacity >= 4 * FACTOR and tier_capacity >= 4 * FACTOR
+        assert raw_capacity >= 4 * TIER_FACTOR and tier_capacity >= 4 * TIER_FACTOR
         arrays: list[tuple[int, type]] = [(1, np.float64), (num_curves, np.float32)]
-        self._raw = Sliding([*arrays, (1, np.float64)] if keyed else arrays, raw_capacity)
+        self._raw = ColumnBuffer([*arrays, (1, np.float64)] if keyed else arrays, raw_capacity)
         self._is_keyed = keyed
         self._num_curves = num_curves
-        self._tiers: list[Sliding] = []
+        self._tiers: list[ColumnBuffer] = []
         self._tier_capacity = tier_capacity
-        self._largest_append = min(_LARGEST_APPEND, raw_capacity // 2, tier_capacity * FACTOR // 2)
+        self._max_append = min(_MAX_APPEND, raw_capacity // 2, tier_capacity * TIER_FACTOR // 2)
 
     def __len__(self) -> int:
         """The number of points ever appended."""
@@ -176,7 +176,7 @@ class Series:
 
         `keys` (a keyed series only): what `cut` compares with instead of x; they never go back either.
         """
-        if len(x) == len(y) == 1 and isinstance(y[0], int | float) and abs(y[0]) <= _LARGEST_FLOAT32:
+        if len(x) == len(y) == 1 and isinstance(y[0], int | float) and abs(y[0]) <= _MAX_FLOAT32:
             self.append(x[0], y[0], *keys)  # many devices tell one point each at a time
             return
         xs = np.asarray(x, dtype=np.float64)
@@ -190,28 +190,30 @@ class Series:
         rest: list[NDArray[Any]] = [ys]
         if self._is_keyed:
             rest.append(np.asarray(keys, dtype=np.float64))
-        for start in range(0, len(xs), self._largest_append):
-            part = slice(start, start + self._largest_append)
+        for start in range(0, len(xs), self._max_append):
+            part = slice(start, start + self._max_append)
             self._raw.append(len(xs[part]), xs[part], *[array[..., part] for array in rest])
             self._fill_tiers()
 
     def _fill_tiers(self) -> None:
         source = self._raw
         level = 0
-        while (complete := source.end // FACTOR) > 0:
+        while (complete := source.end // TIER_FACTOR) > 0:
             if level == len(self._tiers):
                 arrays: list[tuple[int, type]] = [(1, np.float64), (2 * self._num_curves, np.float32)]
-                self._tiers.append(Sliding(arrays, self._tier_capacity))
+                self._tiers.append(ColumnBuffer(arrays, self._tier_capacity))
             tier = self._tiers[level]
             if complete == tier.end:
                 return
-            bins = slice(tier.end * FACTOR - source.first, complete * FACTOR - source.first)
-            y = source[1][:, bins].reshape(len(source[1]), -1, FACTOR)
+            bins = slice(tier.end * TIER_FACTOR - source.first, complete * TIER_FACTOR - source.first)
+            y = source[1][:, bins].reshape(len(source[1]), -1, TIER_FACTOR)
             # Along the first axis numpy reduces 17 times as fast as along a last one of eight.
             y = np.ascontiguousarray(y.transpose(2, 0, 1))
             low = np.fmin.reduce(y[:, : self._num_curves], axis=0)
             high = np.fmax.reduce(y[:, -self._num_curves :], axis=0)
-            tier.append(complete - tier.end, source[0][:, bins][:, ::FACTOR], np.concatenate([low, high]))
+            tier.append(
+                complete - tier.end, source[0][:, bins][:, ::TIER_FACTOR], np.concatenate([low, high])
+            )
             source = tier
             level += 1
 
@@ -233,17 +235,17 @@ class Series:
         for level, tier in enumerate(() if self._is_keyed else self._tiers, start=1):
             bins = int(np.searchsorted(tier[0][0], last, side="right"))
             if tier.first == 0 or bins > 0:
-                return (tier.first + max(0, bins - 1)) * int(FACTOR**level)
+                return (tier.first + max(0, bins - 1)) * int(TIER_FACTOR**level)
         return 0
 
     def _truncate(self, count: int) -> None:
         tracks = [self._raw, *self._tiers]
         for level in range(1, len(tracks)):
             # The bin that is to be filled next begins among rows that are gone: it begins anew.
-            if count // FACTOR**level * FACTOR < tracks[level - 1].first:
-                count = count // FACTOR**level * FACTOR**level
+            if count // TIER_FACTOR**level * TIER_FACTOR < tracks[level - 1].first:
+                count = count // TIER_FACTOR**level * TIER_FACTOR**level
         for level, track in enumerate(tracks):
-            track.truncate(count // FACTOR**level)
+            track.truncate(count // TIER_FACTOR**level)
 
     def window(self, x0: float, x1: float, max_points: int, curve: int = 0) -> Window:
         """Bins that cover [x0, x1] and reach one bin beyond on both sides, at most about `max_points` of
@@ -260,12 +262,12 @@ class Series:
             group = 1
             while (end - begin) > group * max_points:
                 group *= 2
-            if group < FACTOR or is_coarsest:
+            if group < TIER_FACTOR or is_coarsest:
                 bins = self._bins(track, slice(begin, end), group, curve)
                 return self._with_tail(bins, level, x1, curve) if level and end == len(x) else bins
         raise AssertionError("unreachable")
 
-    def _bins(self, track: Sliding, columns: slice, group: int, curve: int) -> Window:
+    def _bins(self, track: ColumnBuffer, columns: slice, group: int, curve: int) -> Window:
         """Columns in groups that begin at multiples of `group`, wherever the window begins."""
         if track is self._raw and group == 1:
             value = track[1][curve, columns].copy()
@@ -278,7 +280,7 @@ class Series:
 
     def _with_tail(self, bins: Window, level: int, x1: float, curve: int) -> Window:
         """The bins, and one more for the newest points, which fill no bin of the tier yet."""
-        unbinned = max(0, self._tiers[level - 1].end * FACTOR**level - self._raw.first)
+        unbinned = max(0, self._tiers[level - 1].end * TIER_FACTOR**level - self._raw.first)
         x = self._raw[0][0, unbinned:]
         num_points = min(len(x), int(np.searchsorted(x, x1, side="left")) + 1)
         if num_points == 0:
@@ -302,16 +304,16 @@ class Curve:
     """
 
     def __init__(self, parts: Callable[[], Sequence[Series]], curve: int = 0, zero: float = 0.0) -> None:
-        self._all_parts = parts
+        self._get_parts = parts
         self._curve = curve
         self._zero = zero
 
     @property
     def _parts(self) -> list[Series]:
-        return [part for part in self._all_parts() if len(part)]
+        return [part for part in self._get_parts() if len(part)]
 
     def __len__(self) -> int:
-        return sum(map(len, self._all_parts()))
+        return sum(map(len, self._get_parts()))
 
     @property
     def first_x(self) -> float | None:
@@ -368,16 +370,16 @@ class Ema:
         self._sum = np.zeros((num_rows, 1))
         self._weight = np.zeros((num_rows, 1))
 
-    def go_on(self, row: int, value: float, num_values: int) -> None:
+    def resume_from(self, row: int, value: float, num_values: int) -> None:
         """From an average of `num_values` values."""
         self._weight[row] = 1.0 - (1.0 - self._alpha) ** num_values
         self._sum[row] = value * self._weight[row]
 
     def state(self) -> tuple[Floats, Floats]:
-        """Where all rows stand, for `go_back`."""
+        """Where all rows stand, for `restore`."""
         return self._sum.copy(), self._weight.copy()
 
-    def go_back(self, state: tuple[Floats, Floats]) -> None:
+    def restore(self, state: tuple[Floats, Floats]) -> None:
         self._sum, self._weight = state
 
     def extend(self, values: Floats) -> Floats:

@@ -1,7 +1,7 @@
 """The steps that one rank wrote (events.Steps), put into columns: a million lines must not cost a second.
 
 A block is what follows each other in one rank's file. Columns are doubles, NaN where a rank told nothing. A
-number of a step is never the size of an allocation. `Joiner` joins the blocks of several ranks.
+number of a step is never the size of an allocation. `StepJoiner` joins the blocks of several ranks.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankdeck.events import Steps
-from rankdeck.run.bounds import LARGEST_STEP, MOST_RANKS
+from rankdeck.run.bounds import MAX_RANKS, MAX_STEP
 from rankdeck.run.series import Floats
 
 SHARES = ("loss_sum", "count", "lr", "samples", "step_s", "ended", "wait_s", "grad_norm")
 LOSS_SUM, COUNT, LR, SAMPLES, STEP_S, ENDED, WAIT_S, GRAD_NORM = range(len(SHARES))
 _OPTIONAL = (LOSS_SUM, COUNT, WAIT_S, GRAD_NORM)
-_GET = tuple(map(attrgetter, SHARES))
+_SHARE_GETTERS = tuple(map(attrgetter, SHARES))
 _GET_FIRST = attrgetter("first")
 
 
@@ -38,9 +38,9 @@ class StepBlock(NamedTuple):
         return self.first + int(self.values.shape[1]) - 1
 
 
-def blocks_of(steps: Sequence[Steps]) -> tuple[list[StepBlock], int]:
+def to_blocks(steps: Sequence[Steps]) -> tuple[list[StepBlock], int]:
     """The lines of one rank, in the order of its file, as blocks; and how many were refused."""
-    if _are_consecutive(steps) and (whole := _block(steps)) is not None:
+    if _are_consecutive(steps) and (whole := _make_block(steps)) is not None:
         return [whole], 0
     blocks = [block for line in steps if (block := _block_of_line(line)) is not None]
     return blocks, len(steps) - len(blocks)
@@ -49,24 +49,24 @@ def blocks_of(steps: Sequence[Steps]) -> tuple[list[StepBlock], int]:
 def _are_consecutive(steps: Sequence[Steps]) -> bool:
     """The usual case, seen without a loop of ours, since a million lines must not cost a second: the lines of
     one rank follow each other, all with a loss or none."""
-    lengths = list(map(len, map(_GET[ENDED], steps)))
+    lengths = list(map(len, map(_SHARE_GETTERS[ENDED], steps)))
     firsts = list(map(_GET_FIRST, steps))
     return (
         min(lengths) > 0
         and all(map(eq, map(add, firsts, lengths), firsts[1:]))
-        and len(set(map(type, map(_GET[LOSS_SUM], steps)))) == 1
+        and len(set(map(type, map(_SHARE_GETTERS[LOSS_SUM], steps)))) == 1
         and firsts[0] >= 1
-        and firsts[-1] <= LARGEST_STEP
-        and 0 <= steps[0].rank < MOST_RANKS
+        and firsts[-1] <= MAX_STEP
+        and 0 <= steps[0].rank < MAX_RANKS
     )
 
 
-def _block(steps: Sequence[Steps]) -> StepBlock | None:
+def _make_block(steps: Sequence[Steps]) -> StepBlock | None:
     """The lines as one block; None where columns differ in length or a number is none that a double holds."""
     reports_loss = steps[0].loss_sum is not None
     num_steps = steps[-1].first + len(steps[-1].ended) - steps[0].first
     values = np.empty((len(SHARES), num_steps))
-    for row, get in enumerate(_GET):
+    for row, get in enumerate(_SHARE_GETTERS):
         if row in _OPTIONAL:
             kinds = set(map(type, map(get, steps)))
             if len(kinds) > 1:
@@ -95,10 +95,10 @@ def _column(steps: Sequence[Steps], get: Callable[[Steps], Any]) -> Floats:
 def _block_of_line(line: Steps) -> StepBlock | None:
     """One line whose columns may differ in length; None where it makes no sense."""
     num_steps = max(len(line.ended), len(line.step_s), len(line.samples))
-    if not (1 <= line.first <= LARGEST_STEP and 0 <= line.rank < MOST_RANKS and num_steps):
+    if not (1 <= line.first <= MAX_STEP and 0 <= line.rank < MAX_RANKS and num_steps):
         return None
     values = np.full((len(SHARES), num_steps), np.nan)
-    for row, get in enumerate(_GET):
+    for row, get in enumerate(_SHARE_GETTERS):
         column = (get(line) or ())[:num_steps]
         try:
             values[row, : len(column)] = np.array(column, dtype=np.float64)
@@ -115,16 +115,17 @@ def _block_of_line(line: Steps) -> StepBlock | None:
 # The loss of a row is the sum of `loss_sum` over the sum of `count` of the ranks that report one: no rank
 # ever sends a loss to another. Rows are (columns, steps) arrays of doubles with NaN for what is not known.
 # A number of a step is never the size of an allocation: lines that are missing leave unknown rows only
-# where few are missing. fold.py keeps a joiner and a table per attempt; measured.py reads the tables.
+# where few are missing. run_state.py keeps a joiner and a table per attempt; merged_attempts.py reads the
+# tables.
 
-_MOST_FILLED = 4096
-_MOST_PENDING = 1 << 20
-_LARGEST_JOIN = 1 << 16
+_MAX_FILLED = 4096
+_MAX_PENDING = 1 << 20
+_MAX_JOIN = 1 << 16
 _NUM_JOINED = ENDED + 1
 """The shares of a block that a configured run has."""
 
 
-class Joiner:
+class StepJoiner:
     """The ranks of one attempt. `world_size` may be set late: until then everything waits.
 
     `restored` is the step that the attempt goes on after, as the ranks said or as the first of their steps
@@ -137,7 +138,7 @@ class Joiner:
         self.num_refused = 0
         self._blocks: dict[int, list[StepBlock]] = {}
         self._last: dict[int, int] = {}
-        self._reports: dict[int, bool] = {}
+        self._reports_loss: dict[int, bool] = {}
         self._next: int | None = None
         self._norms: list[tuple[Floats, Floats]] = []
 
@@ -150,7 +151,7 @@ class Joiner:
         last = self._last.get(block.rank)
         if last is None:
             self.restore(block.first - 1)
-            self._reports[block.rank] = block.reports_loss
+            self._reports_loss[block.rank] = block.reports_loss
         elif block.first <= last:
             self.num_refused += 1
             block = block._replace(
@@ -161,41 +162,41 @@ class Joiner:
         waiting = self._blocks.setdefault(block.rank, [])
         waiting.append(block)
         self._last[block.rank] = block.last
-        if len(waiting) > 1 and block.last - waiting[0].first > _MOST_PENDING:
-            self._forget_surplus(waiting)
+        if len(waiting) > 1 and block.last - waiting[0].first > _MAX_PENDING:
+            self._drop_surplus(waiting)
 
-    def _forget_surplus(self, waiting: list[StepBlock]) -> None:
+    def _drop_surplus(self, waiting: list[StepBlock]) -> None:
         """A rank that never writes must not make the others' steps pile up for ever."""
-        surplus = sum(block.values.shape[1] for block in waiting) - _MOST_PENDING
+        surplus = sum(block.values.shape[1] for block in waiting) - _MAX_PENDING
         while len(waiting) > 1 and surplus > 0:
             surplus -= waiting.pop(0).values.shape[1]
             self.num_refused += 1
 
-    def take(self) -> list[Floats]:
+    def join(self) -> list[Floats]:
         """Rows (COLUMNS, steps) of the steps that are complete by now, in order; each step once."""
         if self.world_size is None or len(self._last) < self.world_size or self.restored is None:
             return []
         end = min(self._last.values())
-        spans = self._spans(end)
-        if self._next is None and spans and 1 < spans[0][0] - self.restored <= _MOST_FILLED:
+        spans = self._written_ranges(end)
+        if self._next is None and spans and 1 < spans[0][0] - self.restored <= _MAX_FILLED:
             spans[0] = (self.restored + 1, spans[0][1])
         rows = []
         for first, last in spans:
             first = first if self._next is None else max(first, self._next)
-            if self._next is not None and 0 < first - self._next <= _MOST_FILLED:
+            if self._next is not None and 0 < first - self._next <= _MAX_FILLED:
                 first = self._next  # lines that were lost leave unknown rows
             rows += [
-                self._join(start, min(last, start + _LARGEST_JOIN - 1))
-                for start in range(first, last + 1, _LARGEST_JOIN)
+                self._join(start, min(last, start + _MAX_JOIN - 1))
+                for start in range(first, last + 1, _MAX_JOIN)
             ]
             self._next = last + 1
         for start, last in spans if rows else ():
-            self._take_norms(start, last)
+            self._join_norms(start, last)
         for rank, blocks in self._blocks.items():
             self._blocks[rank] = [block for block in blocks if block.last > end]
         return rows
 
-    def _take_norms(self, first: int, last: int) -> None:
+    def _join_norms(self, first: int, last: int) -> None:
         """Of gradients that were clipped, which ranks tell alike: of the first rank that does."""
         for rank in sorted(self._last):
             told = len(self._norms)
@@ -214,7 +215,7 @@ class Joiner:
         told, self._norms = self._norms, []
         return told
 
-    def _spans(self, end: int) -> list[tuple[int, int]]:
+    def _written_ranges(self, end: int) -> list[tuple[int, int]]:
         """What any rank wrote of the steps up to `end`, as (first, last) without overlaps."""
         least = self._next or 1
         given = sorted(
@@ -236,7 +237,7 @@ class Joiner:
         ranks = sorted(self._last)
         dense = [self._dense(rank, first, last) for rank in ranks]
         # A rank without loss (an inner stage of a pipeline) repeats samples that another one counts.
-        reporting = [values for rank, values in zip(ranks, dense, strict=True) if self._reports[rank]]
+        reporting = [values for rank, values in zip(ranks, dense, strict=True) if self._reports_loss[rank]]
         loss_sum, count, _, samples, _, _ = reduce(np.add, reporting or dense[:1])
         rows = reduce(np.fmax, dense).copy()  # step_s and ended are those of the slowest rank
         rows[0] = np.arange(first, last + 1)

@@ -1,7 +1,7 @@
 """The rows of one attempt's steps, in a bounded memory.
 
 Rows are (columns, steps) arrays of doubles with NaN for what is not known. step_blocks.py and
-script_steps.py make them, measured.py reads them.
+script_steps.py make them, merged_attempts.py reads them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankdeck.run.series import Floats, Sliding
+from rankdeck.run.series import ColumnBuffer, Floats
 
-ROWS_HELD = 1 << 18
+MAX_ROWS = 1 << 18
 """Rows of an attempt that are held one by one; what is older counts in marks and bins (StepTable)."""
 
 
@@ -59,36 +59,36 @@ class StepTable:
     times is within 1 %. A cut that goes back behind the rows held leaves the bins as they are.
     """
 
-    _MOST_MARKS = 4096
+    _MAX_MARKS = 4096
     _LEAST_S, _BIN, _NUM_BINS = 1e-7, np.log(1.01), 2800
 
-    def __init__(self, rows_held: int | None = ROWS_HELD, columns: tuple[str, ...] = COLUMNS) -> None:
-        self._rows_held = rows_held
+    def __init__(self, max_rows: int | None = MAX_ROWS, columns: tuple[str, ...] = COLUMNS) -> None:
+        self._max_rows = max_rows
         self.columns = columns
-        self._held = Sliding([(len(columns), np.float64)])
+        self._buffer = ColumnBuffer([(len(columns), np.float64)])
         self._stride = 1
-        self.num_gone = 0
-        self.samples_gone = 0.0
-        self.last_gone = np.nan
+        self.num_dropped = 0
+        self.dropped_samples = 0.0
+        self.last_dropped_end = np.nan
         """The Unix time at which the row before the first one held ended; NaN where there is none."""
         self.marks: list[Mark] = []
-        self.times_gone = np.zeros(0, dtype=np.int64)
+        self.dropped_times = np.zeros(0, dtype=np.int64)
         self.first: Row | None = None
         self.first_loss: tuple[float, float] | None = None
         """(step, loss) of the first row with a finite loss."""
 
     def __len__(self) -> int:
-        return self.num_gone + len(self._held)
+        return self.num_dropped + len(self._buffer)
 
     @property
     def rows(self) -> Floats:
         """The rows held, (columns, steps)."""
-        return self._held[0]
+        return self._buffer[0]
 
     def column(self, name: str) -> Floats:
         """One column; unknown where this table has none of that name."""
         if name not in self.columns:
-            return np.full(len(self._held), np.nan)
+            return np.full(len(self._buffer), np.nan)
         column: Floats = self.rows[self.columns.index(name)]
         return column
 
@@ -103,56 +103,58 @@ class StepTable:
             known = np.flatnonzero(np.isfinite(rows[1]))
             if len(known):
                 self.first_loss = (float(rows[0, known[0]]), float(rows[1, known[0]]))
-        self._held.append(rows.shape[1], rows)
-        if self._rows_held is not None:
+        self._buffer.append(rows.shape[1], rows)
+        if self._max_rows is not None:
             # Many at once, at places that do not depend on how the rows came.
-            together = max(1, self._rows_held // 1000)
-            surplus = math.ceil((len(self) - self._rows_held) / together) * together - self.num_gone
+            together = max(1, self._max_rows // 1000)
+            surplus = math.ceil((len(self) - self._max_rows) / together) * together - self.num_dropped
             if surplus > 0:
-                self._let_go(self.rows[:, :surplus])
-                self._held.forget(surplus)
+                self._drop_rows(self.rows[:, :surplus])
+                self._buffer.forget(surplus)
 
-    def _let_go(self, rows: Floats) -> None:
+    def _drop_rows(self, rows: Floats) -> None:
         """What stays of rows that are older than those held."""
         steps, _, _, samples, _, ended = rows[: len(COLUMNS)]
-        times = np.diff(ended, prepend=self.last_gone)
-        self.last_gone = float(ended[-1])
-        if not len(self.times_gone):
-            self.times_gone = np.zeros(self._NUM_BINS, dtype=np.int64)
+        times = np.diff(ended, prepend=self.last_dropped_end)
+        self.last_dropped_end = float(ended[-1])
+        if not len(self.dropped_times):
+            self.dropped_times = np.zeros(self._NUM_BINS, dtype=np.int64)
         times = times[np.isfinite(times)]
         bins = np.log(np.maximum(times, self._LEAST_S) / self._LEAST_S) / self._BIN
-        self.times_gone += np.bincount(
+        self.dropped_times += np.bincount(
             np.minimum(bins, self._NUM_BINS - 1).astype(np.int64), minlength=self._NUM_BINS
         )
-        totals = self.samples_gone + np.cumsum(np.nan_to_num(samples))
-        self.samples_gone = float(totals[-1])
-        self._thin_marks(self.num_gone + len(steps))
-        for at in range(-self.num_gone % self._stride, len(steps), self._stride):
-            self.marks.append(Mark(self.num_gone + at, float(steps[at]), float(ended[at]), float(totals[at])))
-        self.num_gone += len(steps)
+        totals = self.dropped_samples + np.cumsum(np.nan_to_num(samples))
+        self.dropped_samples = float(totals[-1])
+        self._thin_marks(self.num_dropped + len(steps))
+        for at in range(-self.num_dropped % self._stride, len(steps), self._stride):
+            self.marks.append(
+                Mark(self.num_dropped + at, float(steps[at]), float(ended[at]), float(totals[at]))
+            )
+        self.num_dropped += len(steps)
 
     def _thin_marks(self, num_gone: int) -> None:
         """Few enough marks for `num_gone` rows, before there are too many."""
         stride = self._stride
-        while num_gone > self._stride * self._MOST_MARKS:
+        while num_gone > self._stride * self._MAX_MARKS:
             self._stride *= 2
         if self._stride > stride:
             self.marks = [mark for mark in self.marks if mark.row % self._stride == 0]
 
-    def times_of_bins(self) -> Floats:
-        """The step times that the bins of `times_gone` stand for, in seconds."""
-        middles: Floats = self._LEAST_S * np.exp((np.arange(len(self.times_gone)) + 0.5) * self._BIN)
+    def bin_times(self) -> Floats:
+        """The step times that the bins of `dropped_times` stand for, in seconds."""
+        middles: Floats = self._LEAST_S * np.exp((np.arange(len(self.dropped_times)) + 0.5) * self._BIN)
         return middles
 
     def cut(self, last: int) -> None:
         """Forget the steps beyond `last`."""
         num_kept = int(np.searchsorted(self.column("step"), last, side="right"))
-        self._held.truncate(self._held.first + num_kept)
-        if self.num_gone and not num_kept:
+        self._buffer.truncate(self._buffer.first + num_kept)
+        if self.num_dropped and not num_kept:
             self.marks = [mark for mark in self.marks if mark.step <= last]
             newest = self.marks[-1] if self.marks else Mark(-1, 0.0, np.nan, 0.0)
-            self.num_gone, self.last_gone = newest.row + 1, newest.ended
-            self.samples_gone = newest.samples
+            self.num_dropped, self.last_dropped_end = newest.row + 1, newest.ended
+            self.dropped_samples = newest.samples
         if self.first is not None and self.first.step > last:
             self.first = None
         if self.first_loss is not None and self.first_loss[0] > last:

@@ -1,7 +1,7 @@
 """One record of what a run did: what `show --json` prints and what every other view of a run reads.
 
-Made by `summarise` (summarising.py) from the fold of a run's events and from the run's other files. The keys
-of `facts` are a contract: keys may be added, never changed. Unknown is None; sizes are bytes, times are
+Made by `summarise` (summary_builder.py) from the fold of a run's events and from the run's other files. The
+keys of `facts` are a contract: keys may be added, never changed. Unknown is None; sizes are bytes, times are
 seconds, moments are Unix seconds.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
-from rankdeck.run.scaling import Scaled
+from rankdeck.run.scaling import LossScalingSummary
 
 
 class LossRange(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class StepSeconds(msgspec.Struct, frozen=True):
     p99: float | None
 
 
-class HeldOut(msgspec.Struct, frozen=True):
+class EvaluationSummary(msgspec.Struct, frozen=True):
     """The newest evaluation."""
 
     loss: float | None
@@ -226,8 +226,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     attempts: int
     loss: LossRange
-    loss_scaling: Scaled | None
-    evaluation: HeldOut | None
+    loss_scaling: LossScalingSummary | None
+    evaluation: EvaluationSummary | None
     verified: VerifiedSummary | None
     samples_per_s: float | None
     step_s: StepSeconds

@@ -19,10 +19,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from rankdeck import events
-from rankdeck.run.anatomy import SIMULATED_TIME, DeviceRow, Span, fits, put_together
-from rankdeck.run.bounds import LONGEST_S, TOO_LARGE
+from rankdeck.run.anatomy import SIMULATED_TIME, DeviceRow, Span, is_valid_share, merge_shares
+from rankdeck.run.bounds import MAX_DURATION_S, MAX_VALUE
 
-_UNDER = 1_000
+_TRACK_OFFSET = 1_000
 """Added to a device's number for the track of what runs under its other phases."""
 _CLOCK_NOISE_S = 2e-6
 _Tracks = dict[tuple[int, int], str]
@@ -42,12 +42,12 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
     args: Mapping[str, Any]
 
 
-def trace_of(told: Iterable[events.AnyEvent]) -> dict[str, object]:
+def make_trace(told: Iterable[events.AnyEvent]) -> dict[str, object]:
     """The whole trace as JSON objects, from a run's events in any order of ranks."""
     told = list(told)
     started = next((event for event in told if isinstance(event, events.RunStarted)), None)
     has_phases = any(isinstance(event, events.Spans) for event in told)
-    made, other = (_of_phases if has_phases else _of_steps)(told, started)
+    made, other = (_phase_events if has_phases else _step_events)(told, started)
     return {
         "traceEvents": msgspec.to_builtins(made),
         "displayTimeUnit": "ms",
@@ -55,10 +55,10 @@ def trace_of(told: Iterable[events.AnyEvent]) -> dict[str, object]:
     }
 
 
-def _of_phases(
+def _phase_events(
     told: list[events.AnyEvent], started: events.RunStarted | None
 ) -> tuple[list[TraceEvent], dict[str, str | None]]:
-    shares = [event for event in told if isinstance(event, events.Spans) and fits(event)]
+    shares = [event for event in told if isinstance(event, events.Spans) and is_valid_share(event)]
     memory = [event for event in told if isinstance(event, events.Memory)]
     names = {} if started is None else {info.index: info.title for info in started.devices}
     moments = [share.began for share in shares] + [reading.t for reading in memory]
@@ -66,34 +66,34 @@ def _of_phases(
     found: list[TraceEvent] = []
     tracks: _Tracks = {}
     for share in shares:
-        anatomy = put_together([share])
+        anatomy = merge_shares([share])
         for row in anatomy.rows:
             name = names.get(row.device, f"device {row.device}")
-            found.extend(_phases(row, share, anatomy.began - zero, name, tracks))
+            found.extend(_device_events(row, share, anatomy.started - zero, name, tracks))
     for reading in memory:
-        found.extend(_memory(reading, zero, names))
+        found.extend(_memory_events(reading, zero, names))
     strategy = started.strategy if started else ""
     time = SIMULATED_TIME if any(share.simulated for share in shares) else "measured"
-    rank_names = _rank_names({share.rank for share in shares}, f" ({strategy})" if started else "")
+    rank_names = _process_names({share.rank for share in shares}, f" ({strategy})" if started else "")
     return [*rank_names, *_track_names(tracks), *found], {"strategy": strategy, "time": time}
 
 
-def _phases(
+def _device_events(
     row: DeviceRow, share: events.Spans, offset_s: float, name: str, tracks: _Tracks
 ) -> Iterator[TraceEvent]:
     """A device's phases and the gaps between them."""
     free_s = 0.0
     for span in row.spans:
         is_under = span.start_s < free_s - _CLOCK_NOISE_S
-        track = row.device + (_UNDER if is_under else 0)
+        track = row.device + (_TRACK_OFFSET if is_under else 0)
         tracks[row.rank, track] = f"{name}: under other phases" if is_under else name
         free_s = max(free_s, span.end_s)
-        yield _phase(span, row.rank, track, offset_s, _args(span, share))
+        yield _phase_event(span, row.rank, track, offset_s, _phase_args(span, share))
     for gap in row.idle(share.seconds):
-        yield _phase(gap, row.rank, row.device, offset_s, {"step": share.step})
+        yield _phase_event(gap, row.rank, row.device, offset_s, {"step": share.step})
 
 
-def _phase(span: Span, rank: int, track: int, offset_s: float, args: Mapping[str, Any]) -> TraceEvent:
+def _phase_event(span: Span, rank: int, track: int, offset_s: float, args: Mapping[str, Any]) -> TraceEvent:
     return TraceEvent(
         ph="X",
         name=span.name,
@@ -106,7 +106,7 @@ def _phase(span: Span, rank: int, track: int, offset_s: float, args: Mapping[str
     )
 
 
-def _args(span: Span, share: events.Spans) -> Mapping[str, Any]:
+def _phase_args(span: Span, share: events.Spans) -> Mapping[str, Any]:
     known = {"step": share.step, "microbatch": span.microbatch, "stage": span.stage, "bytes": span.num_bytes}
     args: dict[str, object] = {key: value for key, value in known.items() if value is not None}
     if share.simulated:
@@ -116,7 +116,7 @@ def _args(span: Span, share: events.Spans) -> Mapping[str, Any]:
     return args
 
 
-def _rank_names(ranks: Iterable[int], more: str = "") -> Iterator[TraceEvent]:
+def _process_names(ranks: Iterable[int], more: str = "") -> Iterator[TraceEvent]:
     """What processes are called, and in which order they stand."""
     for rank in sorted(ranks):
         yield TraceEvent(ph="M", name="process_name", pid=rank, args={"name": f"rank {rank}{more}"})
@@ -126,11 +126,11 @@ def _rank_names(ranks: Iterable[int], more: str = "") -> Iterator[TraceEvent]:
 def _track_names(tracks: _Tracks) -> Iterator[TraceEvent]:
     for (rank, track), name in sorted(tracks.items()):
         yield TraceEvent(ph="M", name="thread_name", pid=rank, tid=track, args={"name": name})
-        order = track % _UNDER * 2 + track // _UNDER
+        order = track % _TRACK_OFFSET * 2 + track // _TRACK_OFFSET
         yield TraceEvent(ph="M", name="thread_sort_index", pid=rank, tid=track, args={"sort_index": order})
 
 
-def _of_steps(
+def _step_events(
     told: list[events.AnyEvent], started: events.RunStarted | None
 ) -> tuple[list[TraceEvent], dict[str, str | None]]:
     zero = started.started if started is not None else 0.0
@@ -139,32 +139,32 @@ def _of_steps(
     for event in told:
         match event:
             case events.Steps():
-                found.extend(_steps(event, zero))
+                found.extend(_rank_step_events(event, zero))
             case events.Memory():
-                found.extend(_memory(event, zero))
+                found.extend(_memory_events(event, zero))
             case events.Metrics():
-                found.extend(_logged(event, zero))
+                found.extend(_metric_events(event, zero))
             case _:
                 continue
         ranks.add(event.rank)
-    names = [name for rank in sorted(ranks) for name in (*_rank_names([rank]), _steps_name(rank))]
+    names = [name for rank in sorted(ranks) for name in (*_process_names([rank]), _steps_track_name(rank))]
     return [*names, *filter(_is_finite, found)], {"time": "measured"}
 
 
-def _steps_name(rank: int) -> TraceEvent:
+def _steps_track_name(rank: int) -> TraceEvent:
     return TraceEvent(ph="M", name="thread_name", pid=rank, tid=0, args={"name": "steps"})
 
 
 def _is_finite(event: TraceEvent) -> bool:
     """Whether a viewer can place it: figures of a script may be anything."""
     numbers = (event.ts or 0.0, event.dur or 0.0, *event.args.values())
-    return all(abs(number) < TOO_LARGE for number in numbers)
+    return all(abs(number) < MAX_VALUE for number in numbers)
 
 
-def _steps(event: events.Steps, zero: float) -> Iterator[TraceEvent]:
+def _rank_step_events(event: events.Steps, zero: float) -> Iterator[TraceEvent]:
     columns = (event.ended, event.step_s, event.loss_sum or (), event.count or (), event.wait_s or ())
     for index, (ended, step_s, loss, count, wait_s) in enumerate(zip_longest(*columns)):
-        if ended is None or step_s is None or not 0 <= step_s < LONGEST_S:
+        if ended is None or step_s is None or not 0 <= step_s < MAX_DURATION_S:
             continue
         args: dict[str, float] = {"step": event.first + index}
         if loss is not None and count:
@@ -172,7 +172,7 @@ def _steps(event: events.Steps, zero: float) -> Iterator[TraceEvent]:
         begins_s = ended - step_s - zero
         if wait_s is not None:
             args["waited_for_loader_s"] = wait_s
-            yield _counter("loader wait", event.rank, begins_s, {"seconds": wait_s})
+            yield _counter_event("loader wait", event.rank, begins_s, {"seconds": wait_s})
         yield TraceEvent(
             ph="X",
             name="step",
@@ -185,7 +185,7 @@ def _steps(event: events.Steps, zero: float) -> Iterator[TraceEvent]:
         )
 
 
-def _memory(
+def _memory_events(
     reading: events.Memory, zero: float, names: Mapping[int, str] | None = None
 ) -> Iterator[TraceEvent]:
     """What owners hold together is no peak."""
@@ -193,15 +193,15 @@ def _memory(
         held = {} if reading.source == events.OWNERS_SEEN else {"peak_bytes": device.peak_bytes}
         held["live_bytes"] = device.live_bytes
         name = (names or {}).get(device.device, f"device {device.device}")
-        yield _counter(f"memory of {name}", reading.rank, reading.t - zero, held)
+        yield _counter_event(f"memory of {name}", reading.rank, reading.t - zero, held)
 
 
-def _logged(event: events.Metrics, zero: float) -> Iterator[TraceEvent]:
+def _metric_events(event: events.Metrics, zero: float) -> Iterator[TraceEvent]:
     for name, values in event.values.items():
         for t, value in zip(event.times, values, strict=False):
             if value is not None and math.isfinite(value):
-                yield _counter(name, event.rank, t - zero, {"value": value})
+                yield _counter_event(name, event.rank, t - zero, {"value": value})
 
 
-def _counter(name: str, rank: int, at_s: float, args: Mapping[str, float]) -> TraceEvent:
+def _counter_event(name: str, rank: int, at_s: float, args: Mapping[str, float]) -> TraceEvent:
     return TraceEvent(ph="C", name=name, ts=max(0.0, at_s * 1e6), pid=rank, args=args)

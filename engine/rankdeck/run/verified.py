@@ -14,83 +14,85 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rankdeck import events
-from rankdeck.base.phrases import Phrase, marked, phrase
+from rankdeck.base.phrases import Phrase, phrase, tr_noop
 
 EQUAL, NOTED, DIFFERS, UNCHECKED = "equal", "noted", "differs", "unchecked"
-ONE_DEVICE = marked("One device")
-OUTCOME_WORDS: Mapping[str, str] = {
-    EQUAL: marked("equal"),
-    NOTED: marked("as expected"),
-    DIFFERS: marked("differs"),
-    UNCHECKED: marked("not verified"),
-    "failed": marked("cannot run"),
+ONE_DEVICE = tr_noop("One device")
+OUTCOME_TEXTS: Mapping[str, str] = {
+    EQUAL: tr_noop("equal"),
+    NOTED: tr_noop("as expected"),
+    DIFFERS: tr_noop("differs"),
+    UNCHECKED: tr_noop("not verified"),
+    "failed": tr_noop("cannot run"),
 }
 """Of events.Verified, and "failed" where the strategy refused before anything was compared."""
 
-_EQUAL = marked("Verified: equals one device (largest difference {largest} after two steps in {precision})")
-_EQUAL_IN_ONE_STEP = marked(
+_EQUAL_TEXT = tr_noop(
+    "Verified: equals one device (largest difference {largest} after two steps in {precision})"
+)
+_EQUAL_IN_ONE_STEP_TEXT = tr_noop(
     "Verified in one step: equals one device (largest difference {largest} in {precision})"
 )
-_EQUAL_IN_A_FEW_LAYERS = marked(
+_EQUAL_IN_A_FEW_LAYERS_TEXT = tr_noop(
     "Verified with {layers} layers of each kind: equals one device "
     "(largest difference {largest} in {precision})"
 )
-_NOTED = {
-    "batch-norm": marked("Verified: equals one device but for its batch norms"),
-    "staleness": marked("Verified: its stages equal one device; its weights are stale by nature"),
-    "compress": marked("Verified: equals one device but for the compression of gradients"),
+_NOTED_TEXTS = {
+    "batch-norm": tr_noop("Verified: equals one device but for its batch norms"),
+    "staleness": tr_noop("Verified: its stages equal one device; its weights are stale by nature"),
+    "compress": tr_noop("Verified: equals one device but for the compression of gradients"),
 }
-_DIFFERS = marked("Differs from one device: {names}")
-_COMPARED = marked("two steps of {samples} samples in {precision}, {seconds:.1f} s")
-_COMPARED_LAYERS = marked("{how}, {layers} layers of each kind")
-_COMPARED_ONE_STEP = marked("one step of {samples} samples in {precision}, {seconds:.1f} s")
-_UNCHECKED = marked("Not verified: {why}")
+_DIFFERS_TEXT = tr_noop("Differs from one device: {names}")
+_COMPARED_TEXT = tr_noop("two steps of {samples} samples in {precision}, {seconds:.1f} s")
+_COMPARED_LAYERS_TEXT = tr_noop("{how}, {layers} layers of each kind")
+_COMPARED_ONE_STEP_TEXT = tr_noop("one step of {samples} samples in {precision}, {seconds:.1f} s")
+_UNCHECKED_TEXT = tr_noop("Not verified: {why}")
 
 _NOTED_CELLS = {
-    "batch-norm": marked("equal but for batch norms"),
-    "staleness": marked("stages equal, weights stale"),
-    "compress": marked("equal but for compression"),
+    "batch-norm": tr_noop("equal but for batch norms"),
+    "staleness": tr_noop("stages equal, weights stale"),
+    "compress": tr_noop("equal but for compression"),
 }
 
 
 def verified_text(verified: events.Verified) -> Phrase:
     """One line for a header or a log, without a full stop."""
     if verified.outcome == UNCHECKED:
-        return phrase(_UNCHECKED, why=_why(verified))
+        return phrase(_UNCHECKED_TEXT, why=_reason(verified))
     if verified.outcome == DIFFERS:
-        return phrase(_DIFFERS, names=_names(verified))
-    if verified.outcome == NOTED and (said := _NOTED.get(verified.cause or "")):
+        return phrase(_DIFFERS_TEXT, names=_names_text(verified))
+    if verified.outcome == NOTED and (said := _NOTED_TEXTS.get(verified.cause or "")):
         return phrase(said)
-    found = {"largest": _largest(verified), "precision": verified.precision or ""}
+    found = {"largest": _largest_text(verified), "precision": verified.precision or ""}
     if verified.layers is not None:
-        return phrase(_EQUAL_IN_A_FEW_LAYERS, layers=verified.layers, **found)
-    return phrase(_EQUAL if verified.steps > 1 else _EQUAL_IN_ONE_STEP, **found)
+        return phrase(_EQUAL_IN_A_FEW_LAYERS_TEXT, layers=verified.layers, **found)
+    return phrase(_EQUAL_TEXT if verified.steps > 1 else _EQUAL_IN_ONE_STEP_TEXT, **found)
 
 
 def verified_cell(verified: events.Verified) -> Phrase:
     """'equal but for batch norms', for the cell of a table that says "one device" beside it."""
     cause = verified.cause if verified.outcome == NOTED else None
-    return phrase(_NOTED_CELLS.get(cause or "") or OUTCOME_WORDS.get(verified.outcome, verified.outcome))
+    return phrase(_NOTED_CELLS.get(cause or "") or OUTCOME_TEXTS.get(verified.outcome, verified.outcome))
 
 
-def verified_more(verified: events.Verified) -> str:
+def verified_detail(verified: events.Verified) -> str:
     """'largest difference 6e-16', the names of tensors, or why nothing was compared."""
     if verified.outcome == UNCHECKED:
-        return _why(verified)
+        return _reason(verified)
     if verified.outcome == DIFFERS:
-        return _names(verified)
-    return phrase("largest difference {largest}", largest=_largest(verified))
+        return _names_text(verified)
+    return phrase("largest difference {largest}", largest=_largest_text(verified))
 
 
-def _why(verified: events.Verified) -> str:
+def _reason(verified: events.Verified) -> str:
     return (verified.why or "").rstrip(".")
 
 
-def _names(verified: events.Verified) -> str:
+def _names_text(verified: events.Verified) -> str:
     return ", ".join(verified.names) or verified.cause or ""
 
 
-def _largest(verified: events.Verified) -> str:
+def _largest_text(verified: events.Verified) -> str:
     return "0" if not verified.largest else f"{verified.largest:.0e}"
 
 
@@ -99,12 +101,12 @@ def compared_text(verified: events.Verified) -> str:
     if verified.precision is None:
         return ""
     how = phrase(
-        _COMPARED if verified.steps > 1 else _COMPARED_ONE_STEP,
+        _COMPARED_TEXT if verified.steps > 1 else _COMPARED_ONE_STEP_TEXT,
         samples=verified.samples,
         precision=verified.precision,
         seconds=verified.seconds,
     )
-    return how if verified.layers is None else phrase(_COMPARED_LAYERS, how=how, layers=verified.layers)
+    return how if verified.layers is None else phrase(_COMPARED_LAYERS_TEXT, how=how, layers=verified.layers)
 
 
 def newest_verified(
@@ -114,10 +116,10 @@ def newest_verified(
     results = [
         verified
         for started, verified in reversed(attempts)
-        if verified is not None and _strategy(started) == _strategy(attempts[-1][0])
+        if verified is not None and _strategy_and_options(started) == _strategy_and_options(attempts[-1][0])
     ]
     return results[0] if results else None
 
 
-def _strategy(started: events.RunStarted | None) -> tuple[str | None, dict[str, object]] | None:
+def _strategy_and_options(started: events.RunStarted | None) -> tuple[str | None, dict[str, object]] | None:
     return None if started is None else (started.strategy, started.options)

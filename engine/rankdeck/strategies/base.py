@@ -29,26 +29,26 @@ from rankdeck.memory.ledger import AnyLedger, NullLedger
 from rankdeck.models.losses import Loss
 from rankdeck.parallel.backward import backward
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
-from rankdeck.parallel.fsdp.blank import BlankModel
+from rankdeck.parallel.fsdp.meta_init import MetaInitModel
 from rankdeck.parallel.mesh import Backend, Mesh
-from rankdeck.parallel.nested import (
-    call,
-    cast,
-    doubled,
-    each_tensor,
+from rankdeck.parallel.pytree import (
+    call_model,
+    cast_to,
+    fp64_dtype,
+    map_tensors,
     num_samples,
-    tensors_of,
+    tensor_leaves,
 )
 from rankdeck.parallel.state.forward import ForwardState
-from rankdeck.parallel.tensor.gradients import clip_over_ranks, whole_tensors
-from rankdeck.parallel.tensor.split_plan import KnownModel
+from rankdeck.parallel.tensor.gradients import clip_grad_norm_over_ranks, full_tensors
+from rankdeck.parallel.tensor.split_plan import ModelAnalysis
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.facts import StrategyFacts
-from rankdeck.torch_compat.modules import change_tensors, is_expanded
+from rankdeck.torch_compat.modules import apply_to_tensors, is_expanded
 
 Batch = tuple[Any, Any]
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_AS_IT_IS: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+_NO_AUTOCAST: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,12 @@ class Setup:
     """What a strategy is given.
 
     `options` are those of its card in config/catalog.py. `devices` are the torch devices that this rank
-    drives, in the run's order (all `cpu` in a rehearsal, where the ledger keeps them apart). `part_batch` is
-    how many samples one part of the global batch has over all data ranks, `accumulate` how many parts there
-    are; `sample(n)` reads the first n training samples as one batch, for a strategy that must know shapes
-    before the first step. `drained(microbatches under way, updates)` is called when a pipe without a flush
-    was emptied. `known` is what the same strategy over the same model has found out about it before.
+    drives, in the run's order (all `cpu` in a rehearsal, where the ledger keeps them apart).
+    `microstep_samples` is how many samples one part of the global batch has over all data ranks, `accumulate`
+    how many parts there are; `sample(n)` reads the first n training samples as one batch, for a strategy that
+    must know shapes before the first step. `drained(microbatches under way, updates)` is called when a pipe
+    without a flush was emptied. `analysis` is what the same strategy over the same model has found out about
+    it before.
     """
 
     options: Options
@@ -93,13 +94,13 @@ class Setup:
     ledger: AnyLedger = field(default_factory=NullLedger)
     precision: str = "fp32"
     compile: bool = False
-    part_batch: int = 1
+    microstep_samples: int = 1
     accumulate: int = 1
-    sample: Callable[[int], Batch] | None = None
+    read_samples: Callable[[int], Batch] | None = None
     spans: SpanRecorder = field(default_factory=SpanRecorder)
     backend: Backend = field(default_factory=Backend)
-    drained: Callable[[int, int], object] = lambda under_way, updates: None
-    known: KnownModel = field(default_factory=KnownModel)
+    on_drained: Callable[[int, int], object] = lambda under_way, updates: None
+    analysis: ModelAnalysis = field(default_factory=ModelAnalysis)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,15 +120,15 @@ class Strategy(ABC):
     name: ClassVar[str]
     axis: ClassVar[str] = "data"
     """Of the mesh, along which all ranks stand."""
-    warms_up: ClassVar[bool] = False
+    needs_warm_up: ClassVar[bool] = False
     """Whether a resumed run takes one step for nothing first, because the first one is unlike the others."""
-    forwards_alone: ClassVar[bool] = True
+    forward_is_local: ClassVar[bool] = True
     """Whether one rank can run the module's forward without the others."""
-    waits_inside: ClassVar[bool] = False
+    communicates_in_forward: ClassVar[bool] = False
     """Whether a forward or backward waits for other ranks in its middle."""
-    steps_itself: ClassVar[bool] = False
+    owns_optimizer_step: ClassVar[bool] = False
     """Whether it steps the optimizer inside its own schedule; gradients are then never the loop's."""
-    in_parts: ClassVar[bool] = False
+    is_sharded: ClassVar[bool] = False
     """Whether each rank holds weights, or slices of weights, of its own."""
     options: Options
     facts: StrategyFacts
@@ -148,26 +149,26 @@ class Strategy(ABC):
         self.ledger = setup.ledger
         self.facts = StrategyFacts()
         self._buffers_differ = False
-        self._state: ForwardState | None = None
+        self._forward_state: ForwardState | None = None
 
     def mesh(self) -> Mesh:
         return Mesh.of(self.setup.rank, **{self.axis: self.setup.world_size})
 
     @property
-    def takes_sparse_gradients(self) -> bool:
+    def supports_sparse_gradients(self) -> bool:
         """Whether gradients of an embedding may be sparse: nothing adds them up or cuts them."""
-        return not self.in_parts
+        return not self.is_sharded
 
     @property
-    def pads(self) -> bool:
+    def pads_batches(self) -> bool:
         """Whether a part with fewer samples than the others is filled up, because shapes are fixed."""
         return False
 
-    def fewest_together(self, num_samples: int) -> int:
+    def min_forward_samples(self, num_samples: int) -> int:
         """How many of the samples that this rank reads the smallest of its forwards sees."""
         return num_samples
 
-    def refuse_other_sizes(self) -> None:  # noqa: B027
+    def require_varying_sizes(self) -> None:  # noqa: B027
         """Raises: ModelError where all batches must have the first one's sizes, whatever their samples."""
 
     def data_shard(self) -> tuple[int, int]:
@@ -182,7 +183,7 @@ class Strategy(ABC):
         return True
 
     @property
-    def steps_to_fill(self) -> int:
+    def num_fill_steps(self) -> int:
         """How many steps go by before one needs what every later one needs: a pipe fills slowly."""
         return 0
 
@@ -209,21 +210,21 @@ class Strategy(ABC):
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their common norm is at most `max_norm`; returns the norm before."""
         parameters = self.module.parameters()
-        if not self.in_parts:
+        if not self.is_sharded:
             return nn.utils.clip_grad_norm_(parameters, max_norm)
-        return clip_over_ranks(
+        return clip_grad_norm_over_ranks(
             parameters,
             max_norm,
             world_size=self.setup.world_size,
             num_stages=self.mesh().size("stage"),
-            owners=self.owners(),
+            owners=self.num_stage_holders(),
         )
 
-    def owners(self) -> Mapping[nn.Parameter, int]:
+    def num_stage_holders(self) -> Mapping[nn.Parameter, int]:
         """For each weight of this rank that several stages hold, how many do."""
         return {}
 
-    def stepping(self) -> contextlib.AbstractContextManager[object]:
+    def optimizer_phase(self) -> contextlib.AbstractContextManager[object]:
         """The optimizer's phase, on the devices that hold what it changes."""
         return self.spans.phase(0, "step")
 
@@ -232,17 +233,17 @@ class Strategy(ABC):
 
         All ranks call this together; rank 0 gets them.
         """
-        return whole_tensors(self.module, keep=self.setup.rank == 0)
+        return full_tensors(self.module, keep=self.setup.rank == 0)
 
-    def step_with(self, update_weights: Callable[[int, Any], object]) -> None:  # noqa: B027
+    def set_update_weights(self, update_weights: Callable[[int, Any], object]) -> None:  # noqa: B027
         """How a strategy that steps itself does it: `update_weights(update, count of targets)` takes one
         optimizer step with the gradients that are there. Called once, before the first batch."""
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Bring weights and buffers to a state that a checkpoint can hold: any rank may write a buffer."""
-        self.share_buffers()
+        self.broadcast_buffers()
 
-    def share_buffers(self) -> None:
+    def broadcast_buffers(self) -> None:
         """The first replica's buffers to all, where each rank's own data has changed them: all evaluate with
         the running statistics that will be saved."""
         buffers = list(self.module.buffers()) if self._buffers_differ else []
@@ -256,7 +257,7 @@ class Strategy(ABC):
         """What this rank keeps beside weights and optimizer, for a run that goes on under the same layout."""
         return {}
 
-    def put_extra_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
         """What `extra_state` gave."""
 
     def close(self) -> None:  # noqa: B027
@@ -266,11 +267,11 @@ class Strategy(ABC):
         """The batch on a device, floating inputs in the run's precision. Batches are read on the host."""
         target = device or self.device
         with self.spans.phase(0, "data"):
-            moved: Batch = cast(batch, self.setup.dtype)
+            moved: Batch = cast_to(batch, self.setup.dtype)
             if target.type != "cpu":
-                moved = each_tensor(moved, lambda tensor: tensor.to(device=target, non_blocking=True))
-        if self.ledger.is_following:
-            self.ledger.adopt(tensors_of(moved), 0, "inputs")
+                moved = map_tensors(moved, lambda tensor: tensor.to(device=target, non_blocking=True))
+        if self.ledger.is_tracking:
+            self.ledger.adopt(tensor_leaves(moved), 0, "inputs")
         return moved
 
     def compute(self, forward: Callable[..., Any], batch: Batch, scale: float | Tensor) -> LossSum:
@@ -278,7 +279,7 @@ class Strategy(ABC):
         inputs, targets = self.to_device(batch)
         with self.autocast():
             with self.spans.phase(0, "forward"):
-                outputs = call(forward, inputs)
+                outputs = call_model(forward, inputs)
             with self.spans.phase(0, "loss"):
                 total, count = self.loss.function(outputs, targets)
                 del outputs
@@ -287,61 +288,61 @@ class Strategy(ABC):
         return LossSum(total.detach(), count)
 
     def compute_heldout(
-        self, forward: Callable[..., Any], batch: Batch, num_valid: int, *, together: bool = False
+        self, forward: Callable[..., Any], batch: Batch, num_valid: int, *, runs_on_all_ranks: bool = False
     ) -> HeldoutSums:
-        """Forward and loss of the batch in eval mode. Where ranks have to be in a forward `together`, one
-        whose batch does not count computes it for nothing."""
-        if num_valid == 0 and not together:
-            return self.no_sums()
+        """Forward and loss of the batch in eval mode. Where ranks have to be in a forward
+        `runs_on_all_ranks`, one whose batch does not count computes it for nothing."""
+        if num_valid == 0 and not runs_on_all_ranks:
+            return self.zero_sums()
         inputs, targets = self.to_device(batch)
-        with self.evaluating():
-            sums = self.heldout_sums(call(forward, inputs), targets)
-        return sums if num_valid else self.no_sums()
+        with self.eval_mode():
+            sums = self.heldout_sums(call_model(forward, inputs), targets)
+        return sums if num_valid else self.zero_sums()
 
-    def no_sums(self) -> HeldoutSums:
-        return HeldoutSums(0.0, 0.0, None if self.loss.correct is None else 0.0)
+    def zero_sums(self) -> HeldoutSums:
+        return HeldoutSums(0.0, 0.0, None if self.loss.count_correct is None else 0.0)
 
     @contextlib.contextmanager
-    def one_state(self, batch: Batch, scale: float | Tensor) -> Iterator[None]:
+    def track_forward_state(self, batch: Batch, scale: float | Tensor) -> Iterator[None]:
         """A forward and backward of this rank's part of a batch. Afterwards state that the forward changes is
         that of one device with the whole batch."""
-        if self._state is None:
-            self._state = ForwardState(self.module, ledger=self.ledger)
+        if self._forward_state is None:
+            self._forward_state = ForwardState(self.module, ledger=self.ledger)
         counts_nothing = isinstance(scale, float) and not scale
-        self._state.start([0 if counts_nothing else num_samples(batch)])
-        with self._state.part(0):
+        self._forward_state.start([0 if counts_nothing else num_samples(batch)])
+        with self._forward_state.chunk(0):
             yield
-        self._state.finish(self.replicas)
+        self._forward_state.finish(self.replicas)
         self._buffers_differ = True
 
     @contextlib.contextmanager
-    def communicating(self, name: str = "all-reduce", num_bytes: int | None = None) -> Iterator[None]:
+    def communication_phase(self, name: str = "all-reduce", num_bytes: int | None = None) -> Iterator[None]:
         """A phase in which this rank sends `num_bytes`; what it allocates meanwhile is for that."""
         with self.ledger.phase("communication"), self.spans.phase(0, name, num_bytes=num_bytes):
             yield
 
-    def blank_model(self, model_fn: Callable[[], nn.Module]) -> BlankModel:
+    def meta_init_model(self, model_fn: Callable[[], nn.Module]) -> MetaInitModel:
         """A model that is filled with rank 0's weights part by part: no device has to hold it whole."""
         setup = self.setup
         with self.ledger.paused():
-            return BlankModel(
+            return MetaInitModel(
                 model_fn,
                 rank=setup.rank,
                 device=self.device,
                 dtype=setup.dtype if setup.precision == "fp64" else None,
-                without_memory=setup.backend.model_without_memory,
+                build_on_meta=setup.backend.build_on_meta,
             )
 
-    def small_inputs(self) -> Any:
+    def sample_inputs(self) -> Any:
         """Inputs of a sample or two, to look at what a model does with them; None where nobody knows any."""
-        sample = self.setup.sample
-        return None if sample is None else sample(min(2, self.setup.part_batch))[0]
+        sample = self.setup.read_samples
+        return None if sample is None else sample(min(2, self.setup.microstep_samples))[0]
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return autocast(self.setup.precision, self.device)
 
     @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def eval_mode(self) -> Iterator[None]:
         for module in (self.module, *self.stage_modules):
             module.eval()
         try:
@@ -353,11 +354,13 @@ class Strategy(ABC):
 
     def heldout_sums(self, outputs: Any, targets: Any) -> HeldoutSums:
         total, count = self.loss.function(outputs, targets)
-        correct = None if self.loss.correct is None else float(self.loss.correct(outputs, targets))
+        correct = (
+            None if self.loss.count_correct is None else float(self.loss.count_correct(outputs, targets))
+        )
         return HeldoutSums(float(total), float(count), correct)
 
 
-def compiled(module: nn.Module, setup: Setup) -> Callable[..., Any]:
+def compile_forward(module: nn.Module, setup: Setup) -> Callable[..., Any]:
     """The module's forward, through torch.compile where the run asks for it.
 
     Weights and names stay the module's. Where the model computes its loss inside, the first forward runs as
@@ -366,30 +369,30 @@ def compiled(module: nn.Module, setup: Setup) -> Callable[..., Any]:
     if not setup.compile:
         return module
     fast: Callable[..., Any] = torch.compile(module)
-    if not setup.loss.inside:
+    if not setup.loss.is_in_model:
         return fast
     first = iter([module])
     return lambda *args, **kwargs: next(first, fast)(*args, **kwargs)
 
 
-def place(model: nn.Module, setup: Setup, device: torch.device) -> nn.Module:
+def place_model(model: nn.Module, setup: Setup, device: torch.device) -> nn.Module:
     """The model in the run's precision on a device, in train mode. bf16 is autocast: weights stay fp32."""
-    return placed(model, setup.precision, device)
+    return convert_model(model, setup.precision, device)
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """What forward and loss are computed under in 16 bits; nothing in other precisions."""
     dtype = _AUTOCAST.get(precision)
-    return _AS_IT_IS if dtype is None else torch.autocast(device.type, dtype=dtype)
+    return _NO_AUTOCAST if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
-def placed(model: nn.Module, precision: str, device: torch.device) -> nn.Module:
+def convert_model(model: nn.Module, precision: str, device: torch.device) -> nn.Module:
     """The same, where there is no setup."""
 
     def moved(tensor: Tensor) -> Tensor:
-        dtype = doubled(tensor.dtype) if precision == "fp64" else tensor.dtype
+        dtype = fp64_dtype(tensor.dtype) if precision == "fp64" else tensor.dtype
         new = tensor.to(device=device, dtype=dtype)
         return new.contiguous() if is_expanded(new) else new  # nobody could write to it
 
-    change_tensors(model, moved)
+    apply_to_tensors(model, moved)
     return model.train()

@@ -25,20 +25,20 @@ from torch import Tensor, nn
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import DpOptions
 from rankdeck.memory.virtual import VirtualDevices
-from rankdeck.parallel.backward import loss_behind_a_cut
+from rankdeck.parallel.backward import detached_loss_errors
 from rankdeck.parallel.collectives.fan_out import data_parallel
-from rankdeck.parallel.collectives.outputs import one_shell, taken_apart
+from rankdeck.parallel.collectives.outputs import common_structure, flatten_output
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
-from rankdeck.parallel.nested import call, cast, num_samples, refuse_without_samples, tensors_of
+from rankdeck.parallel.pytree import call_model, cast_to, check_sample_dim, num_samples, tensor_leaves
 from rankdeck.parallel.state.forward import ReplicaState
 from rankdeck.profiling.spans import SpanRecorder
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place_model
 from rankdeck.strategies.facts import FanOutFacts
 
-_LOSS_ON_EACH = phrase('Set strategy.parallel_loss = true, or use strategy.use = "ddp".')
+_PARALLEL_LOSS_ADVICE = phrase('Set strategy.parallel_loss = true, or use strategy.use = "ddp".')
 
 
-class _OnEachDevice(nn.Module):
+class _ReplicaModule(nn.Module):
     """What each device runs: the model, and `reduce`, which makes what leaves the device of its outputs."""
 
     def __init__(self, model: nn.Module, reduce: Callable[..., Any]) -> None:
@@ -47,13 +47,13 @@ class _OnEachDevice(nn.Module):
         self.reduce = reduce
 
     def forward(self, inputs: Any, *targets: Any) -> Any:
-        return self.reduce(call(self.model, inputs), *targets)
+        return self.reduce(call_model(self.model, inputs), *targets)
 
 
 OnReplicas = Callable[[Sequence[nn.Module], Sequence[Any]], None]
 
 
-class _Marked(nn.DataParallel[nn.Module]):
+class _TimedDataParallel(nn.DataParallel[nn.Module]):
     """torch's own class, whose four steps say when they begin and end."""
 
     def __init__(
@@ -77,25 +77,25 @@ class _Marked(nn.DataParallel[nn.Module]):
 
     def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> Any:
         self._on_replicas(replicas, inputs)
-        with self._spans.all_devices("forward"):
+        with self._spans.phase_on_all_devices("forward"):
             return super().parallel_apply(replicas, inputs, kwargs)
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
         """torch joins lists of tensors; what they were taken from is ours."""
-        apart = [taken_apart(output) for output in outputs]
-        shell = one_shell([own for _, own in apart])
+        apart = [flatten_output(output) for output in outputs]
+        shell = common_structure([own for _, own in apart])
         with self._spans.phase(0, "gather"):
-            return shell.filled(super().gather([tensors for tensors, _ in apart], output_device))
+            return shell.unflatten(super().gather([tensors for tensors, _ in apart], output_device))
 
 
-_FEW = 3
+_NUM_PROBE_SAMPLES = 3
 """Samples that show what the first dim of a batch counts."""
 
 
 class DataParallel(Strategy):
     name = "dp"
     options: DpOptions
-    takes_sparse_gradients = False
+    supports_sparse_gradients = False
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -105,45 +105,47 @@ class DataParallel(Strategy):
             self.facts = FanOutFacts(self._threads)
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        if self.setup.sample is not None:
-            few = min(_FEW, self.setup.part_batch)
-            refuse_without_samples(self.setup.sample(few), few, self.name)
-        self.module = place(model_fn(), self.setup, self.device)
+        if self.setup.read_samples is not None:
+            few = min(_NUM_PROBE_SAMPLES, self.setup.microstep_samples)
+            check_sample_dim(self.setup.read_samples(few), few, self.name)
+        self.module = place_model(model_fn(), self.setup, self.device)
         self._replica_state = ReplicaState(self.module, self._fetch, self.ledger)
-        self._outputs = self._spread(lambda outputs: outputs)
-        inside = self.loss.inside and not self.options.parallel_loss
-        self._losses = self._spread(self._sums_and_outputs if inside else self._sums)
-        self._heldout = self._spread(self._sums_with_correct)
+        self._run_outputs = self._distribute(lambda outputs: outputs)
+        inside = self.loss.is_in_model and not self.options.parallel_loss
+        self._run_losses = self._distribute(self._sums_and_outputs if inside else self._loss_sums)
+        self._run_heldout = self._distribute(self._sums_with_correct)
 
-    def _spread(self, reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def _distribute(self, reduce: Callable[..., Any]) -> Callable[..., Any]:
         """The model on all devices, each of which returns `reduce(outputs, targets)`; by torch's own class on
         GPUs."""
-        module, threads = _OnEachDevice(self.module, reduce), self._threads
+        module, threads = _ReplicaModule(self.module, reduce), self._threads
         if threads is None:
-            return _Marked(module, self.setup.devices, self.spans, self._take_state)
-        return lambda *inputs: data_parallel(module, inputs, threads, self._take_state)
+            return _TimedDataParallel(module, self.setup.devices, self.spans, self._start_replica_state)
+        return lambda *inputs: data_parallel(module, inputs, threads, self._start_replica_state)
 
-    def _sums(self, outputs: Any, targets: Any) -> tuple[Tensor, ...]:
+    def _loss_sums(self, outputs: Any, targets: Any) -> tuple[Tensor, ...]:
         """Loss and count, (1,) each: with parallel_loss nothing else leaves a device."""
         total, count = self.loss.function(outputs, targets)
         return total.view(1), torch.as_tensor(count, device=total.device).view(1)
 
     def _sums_and_outputs(self, outputs: Any, targets: Any) -> tuple[Any, ...]:
         """Where the model computes its loss itself, outputs are gathered all the same."""
-        return *self._sums(outputs, targets), [tensor for tensor in tensors_of(outputs) if tensor.dim()]
+        return *self._loss_sums(outputs, targets), [
+            tensor for tensor in tensor_leaves(outputs) if tensor.dim()
+        ]
 
     def _sums_with_correct(self, outputs: Any, targets: Any) -> tuple[Tensor, ...]:
         """Those of an evaluation, with the number of right answers where there are classes."""
-        sums = self._sums(outputs, targets)
-        if self.loss.correct is None:
+        sums = self._loss_sums(outputs, targets)
+        if self.loss.count_correct is None:
             return sums
-        correct = self.loss.correct(outputs, targets)
+        correct = self.loss.count_correct(outputs, targets)
         return *sums, torch.as_tensor(correct, device=sums[0].device).view(1)
 
-    def _take_state(self, replicas: Sequence[Any], slices: Sequence[Any]) -> None:
+    def _start_replica_state(self, replicas: Sequence[Any], slices: Sequence[Any]) -> None:
         """What replicas change in training comes back to the model when their backwards are done."""
         if self.module.training:
-            self._replica_state.take(
+            self._replica_state.start(
                 [replica.model for replica in replicas], [num_samples(own) for own in slices]
             )
 
@@ -153,21 +155,23 @@ class DataParallel(Strategy):
             return tensor.to(self.device)
         return self._threads.devices.copy(tensor, device, 0, "buffers")
 
-    def fewest_together(self, num_samples: int) -> int:
+    def min_forward_samples(self, num_samples: int) -> int:
         """torch cuts a batch into equal chunks, of which the last one may be shorter."""
         chunk = -(-num_samples // len(self.setup.devices))
         return num_samples % chunk or chunk
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         inputs, targets = self._host_batch(batch)
-        with self.facts.part(last=last), self.autocast():
-            if self.options.parallel_loss or self.loss.inside:
+        with self.facts.microstep(last=last), self.autocast():
+            if self.options.parallel_loss or self.loss.is_in_model:
                 # Gathered outputs, if any, live until the backward is done, as in anyone's own loop.
-                totals, counts, *_gathered = self._losses(inputs, targets)
+                totals, counts, *_gathered = self._run_losses(inputs, targets)
                 total, count = totals.sum(), counts.sum()
                 self._backward(total * scale)
             else:
-                total, count = self._loss_on_lead(self._outputs(inputs), self._on_lead(targets), scale)
+                total, count = self._loss_on_lead(
+                    self._run_outputs(inputs), self._targets_to_lead(targets), scale
+                )
         self._replica_state.finish()
         return LossSum(total.detach(), count)
 
@@ -177,7 +181,7 @@ class DataParallel(Strategy):
         What device 0 makes of gathered outputs, until gradients leave it, is because of them.
         """
         with self.ledger.phase("gathered"):
-            with self.spans.phase(0, "loss"), loss_behind_a_cut(_LOSS_ON_EACH):
+            with self.spans.phase(0, "loss"), detached_loss_errors(_PARALLEL_LOSS_ADVICE):
                 total, count = self.loss.function(outputs, targets)
                 del outputs
             self._backward(total * scale)
@@ -187,10 +191,10 @@ class DataParallel(Strategy):
         """What comes before the replicas' backwards is the loss's, what comes after them is the reduction."""
         threads = self._threads
         if threads is None:
-            with self.spans.all_devices("backward"):
+            with self.spans.phase_on_all_devices("backward"):
                 loss.backward()
             return
-        threads.begin_lead_phase("loss")
+        threads.start_lead_phase("loss")
         try:
             loss.backward()
         finally:
@@ -198,21 +202,21 @@ class DataParallel(Strategy):
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         inputs, targets = self._host_batch(batch)
-        with self.evaluating():
+        with self.eval_mode():
             if self.options.parallel_loss:
-                sums = [float(own.sum()) for own in self._heldout(inputs, targets)]
-                return HeldoutSums(sums[0], sums[1], sums[2] if self.loss.correct else None)
-            if self.loss.inside:
-                totals, counts, *_gathered = self._losses(inputs, targets)
+                sums = [float(own.sum()) for own in self._run_heldout(inputs, targets)]
+                return HeldoutSums(sums[0], sums[1], sums[2] if self.loss.count_correct else None)
+            if self.loss.is_in_model:
+                totals, counts, *_gathered = self._run_losses(inputs, targets)
                 return HeldoutSums(float(totals.sum()), float(counts.sum()), None)
-            return self.heldout_sums(self._outputs(inputs), self._on_lead(targets))
+            return self.heldout_sums(self._run_outputs(inputs), self._targets_to_lead(targets))
 
     def _host_batch(self, batch: Batch) -> Batch:
         """The batch in the run's precision, still the host's: scatter takes each slice to its device."""
         with self.ledger.paused():
-            return cast(batch[0], self.setup.dtype), cast(batch[1], self.setup.dtype)
+            return cast_to(batch[0], self.setup.dtype), cast_to(batch[1], self.setup.dtype)
 
-    def _on_lead(self, targets: Any) -> Any:
+    def _targets_to_lead(self, targets: Any) -> Any:
         """The targets on device 0, where the loss is computed."""
         _, moved = self.to_device((None, targets))
         return moved
@@ -222,7 +226,7 @@ class DataParallel(Strategy):
         states = [] if self._threads is None else self._threads.random_states
         return {f"random.{i}": state for i, state in enumerate(states) if state is not None}
 
-    def put_extra_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         if self._threads is not None:
             for name, tensor in state.items():
                 self._threads.random_states[int(name.removeprefix("random."))] = tensor

@@ -30,19 +30,27 @@ from torch.nn.parallel import DistributedDataParallel
 from rankdeck.config.catalog import DdpOptions
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.collectives.ddp_hooks import (
-    compress_with_hook,
-    one_bucket_mb,
+    load_powersgd_tensors,
     powersgd_tensors,
-    put_powersgd_tensors,
+    register_compression_hook,
+    single_bucket_mb,
 )
 from rankdeck.parallel.collectives.grad_sync import (
     GradientSync,
-    gradients_of,
+    collect_gradients,
+    compressed_bytes,
     require_gradients,
-    travelling_bytes,
 )
 from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, compiled, place
+from rankdeck.strategies.base import (
+    Batch,
+    HeldoutSums,
+    LossSum,
+    Setup,
+    Strategy,
+    compile_forward,
+    place_model,
+)
 from rankdeck.strategies.facts import DdpFacts, SyncFacts
 
 _MIB = 2**20
@@ -50,7 +58,7 @@ _MIB = 2**20
 
 class Ddp(Strategy):
     name = "ddp"
-    warms_up = True  # the wrapper orders its buckets anew after its first backward
+    needs_warm_up = True  # the wrapper orders its buckets anew after its first backward
     options: DdpOptions
     facts: DdpFacts | SyncFacts
 
@@ -59,48 +67,50 @@ class Ddp(Strategy):
         self._ddp: DistributedDataParallel | None = None
         self._sync: GradientSync | None = None
         self._powersgd: Any = None
-        self._begins_step = True
+        self._is_first_microstep = True
 
     @property
-    def takes_sparse_gradients(self) -> bool:
+    def supports_sparse_gradients(self) -> bool:
         return self.options.sync == "native"
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         """Every rank builds; rank 0's weights and buffers then go to all."""
-        self.module = place(model_fn(), self.setup, self.device)
+        self.module = place_model(model_fn(), self.setup, self.device)
         if self.options.sync_batchnorm:
             self.module = convert_batch_norms(self.module, on_cpu=self.setup.is_rehearsal)
         if self.options.sync == "native":
-            self._replicate_by_torch()
+            self._wrap_ddp()
         else:
-            self._replicate_by_hand()
+            self._make_explicit_sync()
 
-    def _replicate_by_torch(self) -> None:
+    def _wrap_ddp(self) -> None:
         """The wrapper: buckets of gradients, each all-reduced as soon as backward has filled it."""
         module, options = self.module, self.options
         with self.ledger.phase("communication"):
-            self._ddp = self.setup.backend.replicate(
+            self._ddp = self.setup.backend.wrap_ddp(
                 module,
                 device_ids=None if self.setup.is_rehearsal else [self.device],
-                bucket_cap_mb=one_bucket_mb(module) if options.compress == "powersgd" else options.bucket_mb,
+                bucket_cap_mb=single_bucket_mb(module)
+                if options.compress == "powersgd"
+                else options.bucket_mb,
                 find_unused_parameters=options.find_unused_parameters,
                 static_graph=options.static_graph,
                 gradient_as_bucket_view=options.gradient_as_bucket_view,
             )
         if options.compress != "none":
-            self._powersgd = compress_with_hook(self._ddp, options.compress, options.powersgd_rank)
-        self._compiled = compiled(self._ddp, self.setup)
+            self._powersgd = register_compression_hook(self._ddp, options.compress, options.powersgd_rank)
+        self._compiled = compile_forward(self._ddp, self.setup)
         self.facts = DdpFacts(self._ddp, options, self.setup.world_size, self.spans)
-        if self.ledger.can_follow:
+        if self.ledger.can_track:
             # What the wrapper makes before the module's own forward is buckets, in the second step anew.
             module.register_forward_pre_hook(lambda *_: self.ledger.end_phase("communication"))
         if self.spans.pace is not None:
-            self.spans.pace.spread_backward(module)
+            self.spans.pace.pace_backward(module)
 
-    def _replicate_by_hand(self) -> None:
+    def _make_explicit_sync(self) -> None:
         """Rank 0's weights to all; gradients will meet in `sync_gradients`."""
         module, options = self.module, self.options
-        self._compiled = compiled(module, self.setup)
+        self._compiled = compile_forward(module, self.setup)
         with self.ledger.phase("communication"):
             broadcast_from_rank_0([*module.parameters(), *module.buffers()])
         self._sync = GradientSync(
@@ -113,21 +123,24 @@ class Ddp(Strategy):
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         if self._ddp is None:
-            if self._begins_step:  # rank 0's buffers to all, as torch's wrapper does
-                self.share_buffers()
-            self._begins_step = last
-            with self.one_state(batch, scale):
+            if self._is_first_microstep:  # rank 0's buffers to all, as torch's wrapper does
+                self.broadcast_buffers()
+            self._is_first_microstep = last
+            with self.track_forward_state(batch, scale):
                 return self.compute(self._compiled, batch, scale)
         # Only the last part's backward sends: before it, gradients just add up on each rank.
-        with self.one_state(batch, scale), contextlib.nullcontext() if last else self._ddp.no_sync():
+        with (
+            self.track_forward_state(batch, scale),
+            contextlib.nullcontext() if last else self._ddp.no_sync(),
+        ):
             # The wrapper divides by the number of ranks; a sum must not be divided.
-            sums = self.compute(self._forward_of_wrapper, batch, scale * self.setup.world_size)
+            sums = self.compute(self._ddp_forward, batch, scale * self.setup.world_size)
             if last and not (self.options.find_unused_parameters or self.options.static_graph):
                 # Before this rank joins the others in anything: they may wait for its bucket, for ever.
                 require_gradients(self.module.named_parameters())
             return sums
 
-    def _forward_of_wrapper(self, *args: Any, **kwargs: Any) -> Any:
+    def _ddp_forward(self, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(self.facts, DdpFacts)
         self.facts.before_forward()
         with self.ledger.phase("communication"):
@@ -138,14 +151,14 @@ class Ddp(Strategy):
         options = self.options
         if self._sync is None:
             return
-        gradients = gradients_of(self.module, find_unused=options.find_unused_parameters)
-        num_bytes = travelling_bytes(gradients, options.compress, options.powersgd_rank)
-        with self.communicating("all-reduce", num_bytes):
+        gradients = collect_gradients(self.module, find_unused=options.find_unused_parameters)
+        num_bytes = compressed_bytes(gradients, options.compress, options.powersgd_rank)
+        with self.communication_phase("all-reduce", num_bytes):
             self._sync.sync(gradients)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Each rank runs the plain module on its own samples, all with the buffers that rank 0 will save."""
-        self.share_buffers()
+        self.broadcast_buffers()
         return self.compute_heldout(self.module, batch, num_valid)
 
     def extra_state(self) -> dict[str, Tensor]:
@@ -154,8 +167,8 @@ class Ddp(Strategy):
             return self._sync.state()
         return {} if self._powersgd is None else powersgd_tensors(self._powersgd)
 
-    def put_extra_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         if self._sync is not None:
-            self._sync.put_state(state, self.device)
+            self._sync.load_state(state, self.device)
         elif self._powersgd is not None:
-            put_powersgd_tensors(self._powersgd, state, self.device)
+            load_powersgd_tensors(self._powersgd, state, self.device)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rankdeck.config.catalog import DdpOptions
-from rankdeck.parallel.collectives.ddp_hooks import backward_times, last_sync, time_every_backward
+from rankdeck.parallel.collectives.ddp_hooks import last_sync_interval, mean_sync_times, set_backward_timing
 from rankdeck.parallel.collectives.grad_sync import (
     GradientSync,
     SyncTimes,
     all_reduce_bytes,
-    travelling_bytes,
+    compressed_bytes,
 )
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
 from rankdeck.profiling.spans import LateSpan, PhaseSpan, SpanRecorder
@@ -65,11 +65,11 @@ class PipelineFacts:
 class StrategyFacts:
     """What is known of a strategy that sends nothing. Every answer is None where nobody knows."""
 
-    def part(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+    def microstep(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """Forward and backward of a part of a step, for those that count in it."""
         return contextlib.nullcontext()
 
-    def sent(self) -> SentBytes | None:
+    def sent_bytes(self) -> SentBytes | None:
         return None
 
     def sync_times(self) -> SyncTimes | None:
@@ -90,15 +90,15 @@ class SyncFacts(StrategyFacts):
 
     def __init__(self, sync: GradientSync, place: str = "") -> None:
         self._sync = sync
-        self._place = place
+        self._suffix = place
 
-    def sent(self) -> SentBytes:
+    def sent_bytes(self) -> SentBytes:
         """In the last step, message by message; the backend's own sends follow from a formula."""
         sync, peers = self._sync, self._sync.peers
         if sync.algorithm == "native":
-            words = _with_compression(f"native ({peers.backend})", sync.compress) + self._place
-            return SentBytes(words, all_reduce_bytes(sync.travelling_bytes, peers.size))
-        words = _with_compression(sync.algorithm, sync.compress) + self._place
+            words = _with_compression(f"native ({peers.backend})", sync.compress) + self._suffix
+            return SentBytes(words, all_reduce_bytes(sync.compressed_bytes, peers.size))
+        words = _with_compression(sync.algorithm, sync.compress) + self._suffix
         pairs = zip(peers.global_ranks, peers.sent_bytes, strict=True)
         by_peer = {str(rank): num_bytes for rank, num_bytes in pairs if num_bytes}
         return SentBytes(words, sum(peers.sent_bytes), is_measured=True, by_peer=by_peer)
@@ -121,32 +121,32 @@ class DdpFacts(StrategyFacts):
         self._options = options
         self._world_size = world_size
         self._spans = spans
-        spans.late = self._late_spans
+        spans.find_late_spans = self._late_spans
 
     def before_forward(self) -> None:
         """Have torch time the backward of a step whose spans are recorded."""
         if self._spans.is_recording:
-            time_every_backward(self._ddp, True)
+            set_backward_timing(self._ddp, True)
 
     def _late_spans(self) -> list[LateSpan]:
         """torch tells of a backward one forward later."""
-        sync = last_sync(self._ddp)
-        time_every_backward(self._ddp, False)
-        return [] if sync is None else [LateSpan(0, "all-reduce", *sync, num_bytes=self._travelling_bytes())]
+        sync = last_sync_interval(self._ddp)
+        set_backward_timing(self._ddp, False)
+        return [] if sync is None else [LateSpan(0, "all-reduce", *sync, num_bytes=self._compressed_bytes())]
 
-    def _travelling_bytes(self) -> int:
+    def _compressed_bytes(self) -> int:
         gradients: list[Tensor] = [p for p in self._ddp.parameters() if p.requires_grad]
-        return travelling_bytes(gradients, self._options.compress, self._options.powersgd_rank)
+        return compressed_bytes(gradients, self._options.compress, self._options.powersgd_rank)
 
-    def sent(self) -> SentBytes:
+    def sent_bytes(self) -> SentBytes:
         """Of gradients: buffers, which travel too where a model has some, are left out."""
-        num_bytes = all_reduce_bytes(self._travelling_bytes(), self._world_size)
+        num_bytes = all_reduce_bytes(self._compressed_bytes(), self._world_size)
         return SentBytes(
             _with_compression(f"native ({dist.get_backend()})", self._options.compress), num_bytes
         )
 
     def sync_times(self) -> SyncTimes | None:
-        return backward_times(self._ddp)
+        return mean_sync_times(self._ddp)
 
 
 @dataclass(frozen=True)
@@ -155,13 +155,15 @@ class ShardFacts(StrategyFacts):
 
     model: nn.Module
     sharding: Sharding
-    parts: int
+    num_microsteps: int
     backend: str
-    words: str
+    label: str
 
-    def sent(self) -> SentBytes:
-        num_bytes = self.sharding.sent_bytes_per_step(self.model, parts=self.parts, backend=self.backend)
-        return SentBytes(self.words, num_bytes)
+    def sent_bytes(self) -> SentBytes:
+        num_bytes = self.sharding.sent_bytes_per_step(
+            self.model, num_microsteps=self.num_microsteps, backend=self.backend
+        )
+        return SentBytes(self.label, num_bytes)
 
 
 class CollectiveFacts(StrategyFacts):
@@ -171,20 +173,20 @@ class CollectiveFacts(StrategyFacts):
     """
 
     def __init__(self) -> None:
-        from rankdeck.parallel.collectives.counted import CountedCollectives
+        from rankdeck.parallel.collectives.comm_counter import CollectiveCounter
 
         self.steps = 0
-        self._counted = CountedCollectives()
+        self._counter = CollectiveCounter()
 
     @contextlib.contextmanager
-    def part(self, *, last: bool) -> Iterator[None]:
+    def microstep(self, *, last: bool) -> Iterator[None]:
         """Forward and backward of a part of a step."""
-        with self._counted if self.steps == 1 else contextlib.nullcontext():
+        with self._counter if self.steps == 1 else contextlib.nullcontext():
             yield
         self.steps += last
 
-    def sent(self) -> SentBytes | None:
-        return SentBytes("sums inside layers", self._counted.sent_bytes) if self.steps > 1 else None
+    def sent_bytes(self) -> SentBytes | None:
+        return SentBytes("sums inside layers", self._counter.sent_bytes) if self.steps > 1 else None
 
 
 class StageFacts(StrategyFacts):
@@ -202,26 +204,26 @@ class StageFacts(StrategyFacts):
         """`versions` of its weights and their `staleness` are those of a pipeline without a flush."""
         self.steps = 0
         self.staleness: int | None = None
-        self._words = words
+        self._label = words
         self._stages = stages
         self._microbatches = microbatches
         self._traffic = traffic
         self._bubble = bubble
         self._versions = versions
 
-    def sent(self) -> SentBytes | None:
+    def sent_bytes(self) -> SentBytes | None:
         if not self.steps:
             return None
         num_bytes = round(self._traffic.sent_bytes / self.steps) + self._stages.tied_bytes()
-        return SentBytes(self._words, num_bytes, is_measured=True)
+        return SentBytes(self._label, num_bytes, is_measured=True)
 
     def pipeline(self) -> PipelineFacts:
         return PipelineFacts(
-            stages=self._stages.own,
+            stages=self._stages.local_stages,
             microbatches=self._microbatches,
-            in_flight=self._traffic.most_in_flight,
+            in_flight=self._traffic.max_in_flight,
             theory_bubble=self._bubble,
-            weight_versions=None if self._versions is None else self._versions.most_alive,
+            weight_versions=None if self._versions is None else self._versions.max_live,
             staleness=self.staleness,
         )
 
@@ -234,7 +236,7 @@ class FanOutFacts(StrategyFacts):
         self._steps = self._moved_bytes = 0
 
     @contextlib.contextmanager
-    def part(self, *, last: bool) -> Iterator[None]:
+    def microstep(self, *, last: bool) -> Iterator[None]:
         """Forward and backward of a part of a step; what an evaluation moves is no step's."""
         moved = self._threads.devices.moved_bytes
         before = sum(moved.values())
@@ -242,7 +244,7 @@ class FanOutFacts(StrategyFacts):
         self._moved_bytes += sum(moved.values()) - before
         self._steps += last
 
-    def sent(self) -> SentBytes | None:
+    def sent_bytes(self) -> SentBytes | None:
         if not self._steps:
             return None
         per_step = round(self._moved_bytes / self._steps)
@@ -263,13 +265,13 @@ class LayerSplitFacts(StrategyFacts):
         self._is_rehearsal = is_rehearsal
         self._busy_s = [0.0] * num_devices
         self._spans = spans
-        self._mark: PhaseSpan | None = None
+        self._span: PhaseSpan | None = None
         self._device: int | None = None
         self._phase = ""
-        self._since_s = 0.0
+        self._started_s = 0.0
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def count_busy(self) -> Iterator[None]:
         try:
             yield
         finally:
@@ -279,15 +281,15 @@ class LayerSplitFacts(StrategyFacts):
         """From now on the thread works for `device`; its phase is marked, each stage on its own device."""
         if (device, phase) == (self._device, self._phase):
             return
-        self._spans.stop(self._mark)
-        self._mark = None if device is None else self._spans.start(device, phase, stage=device)
+        self._spans.stop(self._span)
+        self._span = None if device is None else self._spans.start(device, phase, stage=device)
         self._phase = phase
         now_s = time.thread_time()
         if self._device is not None:
-            self._busy_s[self._device] += now_s - self._since_s
-        self._device, self._since_s = device, now_s
+            self._busy_s[self._device] += now_s - self._started_s
+        self._device, self._started_s = device, now_s
 
-    def sent(self) -> SentBytes | None:
+    def sent_bytes(self) -> SentBytes | None:
         if len(self._busy_s) == 1 or self.steps == 0:
             return None
         per_step = round(self.moved_bytes / self.steps)
@@ -305,9 +307,9 @@ class HybridFacts(StrategyFacts):
         self._axes = axes
         self._collectives = collectives
 
-    def sent(self) -> SentBytes | None:
+    def sent_bytes(self) -> SentBytes | None:
         """None before the second step is over: some axes count it."""
-        axes = [sent for axis in self._axes if (sent := axis.sent()) is not None]
+        axes = [sent for axis in self._axes if (sent := axis.sent_bytes()) is not None]
         if self._collectives.steps < 2 or not axes:
             return None
         return SentBytes(

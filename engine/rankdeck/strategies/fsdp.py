@@ -12,7 +12,7 @@ model whose weights, gradients and optimizer state do not fit one device. Breaks
 repeated blocks, which is gathered whole; ranks that compute different blocks; batch norms, which see their
 rank's slice, unless `sync_batchnorm`.
 
-The model is built without memory except on rank 0's host (parallel/fsdp/blank.py). Source:
+The model is built without memory except on rank 0's host (parallel/fsdp/meta_init.py). Source:
 torch.distributed.fsdp.fully_shard; Zhao et al., PyTorch FSDP, VLDB 2023. Read ddp.py before.
 """
 
@@ -27,8 +27,8 @@ from rankdeck.config.catalog import FsdpOptions
 from rankdeck.parallel.collectives.grad_sync import GradientSync
 from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
 from rankdeck.parallel.fsdp.blocks import Sharding, reshard_blocks, sharded_modules
-from rankdeck.parallel.fsdp.used import UsedWeights
-from rankdeck.parallel.slices import fill_in_slices
+from rankdeck.parallel.fsdp.used_weights import UsedWeights
+from rankdeck.parallel.sharded_init import materialize_sharded
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Strategy
 from rankdeck.strategies.facts import ShardFacts
 from rankdeck.torch_compat.dtensors import local_part
@@ -37,24 +37,24 @@ from rankdeck.torch_compat.dtensors import local_part
 class Fsdp(Strategy):
     name = "fsdp"
     axis = "shard"
-    forwards_alone = False
-    waits_inside = True
-    in_parts = True
+    forward_is_local = False
+    communicates_in_forward = True
+    is_sharded = True
     options: FsdpOptions
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         """Rank 0's host holds the whole model for a moment; no device ever does."""
         setup, options = self.setup, self.options
-        blank = self.blank_model(model_fn)
+        blank = self.meta_init_model(model_fn)
         if options.sync_batchnorm:
             blank.module = convert_batch_norms(blank.module, on_cpu=setup.is_rehearsal)
         mesh = setup.backend.device_mesh(self.mesh(), self.device.type)
         half = setup.precision == "bf16"
-        sharding = Sharding(mesh, options.reshard, half, self.small_inputs())
-        self._whole = fill_in_slices([blank.module], blank.fill, sharding=sharding)
+        sharding = Sharding(mesh, options.reshard, half, self.sample_inputs())
+        self._replicated = materialize_sharded([blank.module], blank.materialize, sharding=sharding)
         self.module = blank.module
-        self._used = UsedWeights([self.module], self._whole, mesh.get_group())
-        self._whole_sync = GradientSync()
+        self._used_weights = UsedWeights([self.module], self._replicated, mesh.get_group())
+        self._replicated_sync = GradientSync()
         backend = str(dist.get_backend())
         words = f"gather and scatter ({backend})"
         self.facts = ShardFacts(self.module, sharding, setup.accumulate, backend, words)
@@ -63,20 +63,20 @@ class Fsdp(Strategy):
         # Before the last part gradients add up whole on each rank; then their sums are scattered.
         for module in sharded_modules(self.module):
             module.set_requires_gradient_sync(last, recurse=False)
-        with self.one_state(batch, scale):
+        with self.track_forward_state(batch, scale):
             return self.compute(self.module, batch, scale)
 
     def sync_gradients(self) -> None:
         """Weights that stay whole; all others met in backward."""
-        self._used.agree()
-        gradients = [local_part(weight.grad) for weight in self._whole if weight.grad is not None]
+        self._used_weights.sync_used()
+        gradients = [local_part(weight.grad) for weight in self._replicated if weight.grad is not None]
         if gradients:
-            with self.communicating():
-                self._whole_sync.sync(gradients)
+            with self.communication_phase():
+                self._replicated_sync.sync(gradients)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """All ranks gather together, then give the gathered weights up again."""
-        self.share_buffers()
-        sums = self.compute_heldout(self.module, batch, num_valid, together=True)
+        self.broadcast_buffers()
+        sums = self.compute_heldout(self.module, batch, num_valid, runs_on_all_ranks=True)
         reshard_blocks(self.module)
         return sums

@@ -30,18 +30,18 @@ from rankdeck.base.errors import ConfigError, ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.config import mesh_sizes
 from rankdeck.config.catalog import HybridOptions
-from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of
+from rankdeck.parallel.collectives.grad_sync import GradientSync, collect_gradients
 from rankdeck.parallel.fsdp.blocks import Sharding, reshard_blocks, sharded_modules
-from rankdeck.parallel.fsdp.used import UsedWeights
+from rankdeck.parallel.fsdp.used_weights import UsedWeights
 from rankdeck.parallel.mesh import Mesh
 from rankdeck.parallel.pipelining.cutting import weights_and_buffers
-from rankdeck.parallel.slices import fill_in_slices
-from rankdeck.parallel.tensor.apply import LayerSplit, tie_again
-from rankdeck.parallel.tensor.gradients import add_up_partial
-from rankdeck.parallel.tensor.loss import over_split_classes
-from rankdeck.parallel.tensor.plan import known_plan
-from rankdeck.parallel.tensor.split_plan import SplitPlan, names_by_weight
-from rankdeck.parallel.tensor.stages import require_own_modules, split_stages
+from rankdeck.parallel.sharded_init import materialize_sharded
+from rankdeck.parallel.tensor.apply import LayerSplit, retie_weights
+from rankdeck.parallel.tensor.gradients import reduce_partial_gradients
+from rankdeck.parallel.tensor.loss import make_loss_parallel
+from rankdeck.parallel.tensor.plan import cached_plan
+from rankdeck.parallel.tensor.split_plan import SplitPlan, tied_names
+from rankdeck.parallel.tensor.stages import require_model_modules, split_stages
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
 from rankdeck.strategies.facts import CollectiveFacts, HybridFacts, ShardFacts, StrategyFacts, SyncFacts
 from rankdeck.strategies.pipeline import PipelineParallel
@@ -53,14 +53,14 @@ Axes = Mapping[str, DeviceMesh]
 
 class Hybrid(Strategy):
     name = "hybrid"
-    forwards_alone = False
-    in_parts = True
+    forward_is_local = False
+    is_sharded = True
     options: HybridOptions
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         sizes = {axis: int(getattr(self.options, axis)) for axis in mesh_sizes.AXES}
-        problem = mesh_sizes.problem(sizes, setup.world_size)
+        problem = mesh_sizes.mesh_problem(sizes, setup.world_size)
         if problem is not None:
             raise ConfigError(problem.message, problems=[problem])
         self._mesh = Mesh.of(
@@ -68,34 +68,38 @@ class Hybrid(Strategy):
         )
         self._loss_parallel = self.options.loss_parallel and sizes["tensor"] > 1
         if self._loss_parallel:
-            self.loss = over_split_classes(setup.loss)
+            self.loss = make_loss_parallel(setup.loss)
         self._collectives = CollectiveFacts()
 
     def mesh(self) -> Mesh:
         return self._mesh
 
     @property
-    def pads(self) -> bool:
-        return self._inner.pads
+    def pads_batches(self) -> bool:
+        return self._inner.pads_batches
 
-    def fewest_together(self, num_samples: int) -> int:
-        return self._inner.fewest_together(num_samples)
+    def min_forward_samples(self, num_samples: int) -> int:
+        return self._inner.min_forward_samples(num_samples)
 
     @property
-    def takes_sparse_gradients(self) -> bool:
+    def supports_sparse_gradients(self) -> bool:
         return self._mesh.size("stage") == self.setup.world_size
 
-    def refuse_other_sizes(self) -> None:
-        self._inner.refuse_other_sizes()
+    def require_varying_sizes(self) -> None:
+        self._inner.require_varying_sizes()
 
     def reports_loss(self) -> bool:
         return self._mesh.coordinate("tensor") == 0 and self._inner.reports_loss()
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         setup, options, axes = self.setup, self.options, self._make_axes()
-        own = dataclasses.replace(setup, loss=self.loss, part_batch=setup.part_batch // self.data_shard()[1])
-        self._inner: _WholeModel | _Stages = (
-            _Stages(own, axes, self._mesh.lines("stage")) if "stage" in axes else _WholeModel(own, axes)
+        own = dataclasses.replace(
+            setup, loss=self.loss, microstep_samples=setup.microstep_samples // self.data_shard()[1]
+        )
+        self._inner: _FullModel | _HybridPipeline = (
+            _HybridPipeline(own, axes, self._mesh.groups_along("stage"))
+            if "stage" in axes
+            else _FullModel(own, axes)
         )
         self._inner.build(model_fn)
         self.module, self.stage_modules = self._inner.module, self._inner.stage_modules
@@ -107,7 +111,7 @@ class Hybrid(Strategy):
             # A weight without dims cannot be cut: its ranks along shard sum it up by themselves.
             group = axes["shard"].get_group()
             self._shard_sync = GradientSync(group)
-            self._used = UsedWeights(self._inner.roots, self._inner.uncut, group)
+            self._used_weights = UsedWeights(self._inner.shard_roots, self._inner.replicated, group)
         if "tensor" in axes:
             facts.append(self._collectives)
         if "data" in axes:
@@ -126,7 +130,7 @@ class Hybrid(Strategy):
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         self._buffers_differ = True
         split_classes = loss_parallel() if self._loss_parallel else contextlib.nullcontext()
-        with self._collectives.part(last=last), split_classes:
+        with self._collectives.microstep(last=last), split_classes:
             return self._inner.forward_backward(batch, scale, last=last)
 
     def sync_gradients(self) -> None:
@@ -134,28 +138,30 @@ class Hybrid(Strategy):
         inner = self._inner
         with self.ledger.phase("communication"):
             if inner.split is not None:
-                add_up_partial(inner.module.parameters(), inner.split.partial_gradients(), inner.split.mesh)
+                reduce_partial_gradients(
+                    inner.module.parameters(), inner.split.partial_gradients(), inner.split.mesh
+                )
             inner.sync_gradients()
             if self._shard_sync is not None:
-                self._used.agree()
-                uncut = [weight.grad for weight in inner.uncut if weight.grad is not None]
+                self._used_weights.sync_used()
+                uncut = [weight.grad for weight in inner.replicated if weight.grad is not None]
                 self._shard_sync.sync([local_part(gradient) for gradient in uncut])
             if self._data_sync is not None:
                 with self.spans.phase(0, "all-reduce"):
                     self._data_sync.sync(
-                        gradients_of(inner.module, find_unused=True, group=self._data_sync.peers.group)
+                        collect_gradients(inner.module, find_unused=True, group=self._data_sync.peers.group)
                     )
 
-    def owners(self) -> Mapping[nn.Parameter, int]:
-        return self._inner.owners()
+    def num_stage_holders(self) -> Mapping[nn.Parameter, int]:
+        return self._inner.num_stage_holders()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Shards gather together, so a rank whose share is all padding computes too, for nothing."""
-        self.share_buffers()
+        self.broadcast_buffers()
         if num_valid == 0 and self._shard_sync is None:
-            return self.no_sums()
+            return self.zero_sums()
         sums = self._inner.evaluate(batch, max(num_valid, 1))
-        return sums if num_valid else self.no_sums()
+        return sums if num_valid else self.zero_sums()
 
     def weights(self) -> dict[str, Tensor]:
         """Full tensors on rank 0; the others help to put them together."""
@@ -166,7 +172,7 @@ class Hybrid(Strategy):
         self._inner.close()
 
 
-class _WholeModel(Strategy):
+class _FullModel(Strategy):
     """The whole model on every rank: split over tensor as in tensor, cut over shard as in fsdp."""
 
     name = "hybrid"
@@ -176,21 +182,21 @@ class _WholeModel(Strategy):
         super().__init__(setup)
         self._axes = axes
         self.split: LayerSplit | None = None
-        self.uncut: list[nn.Parameter] = []
+        self.replicated: list[nn.Parameter] = []
 
     @property
-    def roots(self) -> Sequence[nn.Module]:
+    def shard_roots(self) -> Sequence[nn.Module]:
         """What is cut over shard."""
         return [self.module]
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         axes, options, setup = self._axes, self.options, self.setup
-        blank = self.blank_model(model_fn)
+        blank = self.meta_init_model(model_fn)
         module = self.module = blank.module
         if "tensor" in axes:
             with self.ledger.paused():
-                plan = known_plan(
-                    setup.known, module, axes["tensor"].size(), options.plan, self.small_inputs()
+                plan = cached_plan(
+                    setup.analysis, module, axes["tensor"].size(), options.plan, self.sample_inputs()
                 )
             self.split = LayerSplit(module, plan, axes["tensor"], options)
         sharding = None
@@ -198,16 +204,18 @@ class _WholeModel(Strategy):
             # Split layers hand on views of what was gathered; nothing here writes into them.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             half = setup.precision == "bf16"
-            sharding = Sharding(axes["shard"], options.reshard, half, self.small_inputs())
+            sharding = Sharding(axes["shard"], options.reshard, half, self.sample_inputs())
             backend = "gloo" if setup.is_rehearsal else "nccl"
             words = "gather and scatter over shard"
             self.facts = ShardFacts(module, sharding, setup.accumulate, backend, words)
-        self.uncut = fill_in_slices([module], blank.fill, split=self.split, sharding=sharding)
+        self.replicated = materialize_sharded(
+            [module], blank.materialize, split=self.split, sharding=sharding
+        )
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         for module in sharded_modules(self.module):
             module.set_requires_gradient_sync(last, recurse=False)
-        with self.one_state(batch, scale):
+        with self.track_forward_state(batch, scale):
             return self.compute(self.module, batch, scale)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
@@ -216,7 +224,7 @@ class _WholeModel(Strategy):
         return sums
 
 
-class _Stages(PipelineParallel):
+class _HybridPipeline(PipelineParallel):
     """One pipeline of the mesh, the layers of its stages split over tensor, their weights cut over shard."""
 
     name = "hybrid"
@@ -230,10 +238,10 @@ class _Stages(PipelineParallel):
         self._axes = axes
         self._plan: SplitPlan | None = None
         self.split: LayerSplit | None = None
-        self.uncut: list[nn.Parameter] = []
+        self.replicated: list[nn.Parameter] = []
 
     @property
-    def roots(self) -> Sequence[nn.Module]:
+    def shard_roots(self) -> Sequence[nn.Module]:
         """What is cut over shard."""
         return self.runners
 
@@ -245,8 +253,8 @@ class _Stages(PipelineParallel):
             if "tensor" in self._axes:
                 size = self._axes["tensor"].size()
                 with self.ledger.paused():
-                    self._plan = known_plan(
-                        self.setup.known, model, size, self.options.plan, self.small_inputs()
+                    self._plan = cached_plan(
+                        self.setup.analysis, model, size, self.options.plan, self.sample_inputs()
                     )
             return model
 
@@ -258,19 +266,23 @@ class _Stages(PipelineParallel):
         if self._plan is not None:
             self.split = split_stages(self.stages, self._plan, self._axes["tensor"], self.options)
         if "shard" in self._axes:
-            require_own_modules(self.stages, "shard")
+            require_model_modules(self.stages, "shard")
             _require_untied(self.runners)
             # What is gathered stays until the step's last backward: microbatches would gather it again.
-            sharding = Sharding(self._axes["shard"], reshard=False, half=self.setup.precision == "bf16")
-        ties = names_by_weight(self.module)
-        self.move(self.cut.unused_by(self.stages.own))
-        self.uncut = fill_in_slices(self.runners, self._move_part, split=self.split, sharding=sharding)
+            sharding = Sharding(
+                self._axes["shard"], reshard_after_forward=False, is_bf16=self.setup.precision == "bf16"
+            )
+        ties = tied_names(self.module)
+        self.move_to_device(self.cut.unused_tensors(self.stages.local_stages))
+        self.replicated = materialize_sharded(
+            self.runners, self._move_part, split=self.split, sharding=sharding
+        )
         if sharding is not None:
-            tie_again(self.module, ties, self.stages.own_modules())
+            retie_weights(self.module, ties, self.stages.local_modules())
 
-    def refuse_other_sizes(self) -> None:
+    def require_varying_sizes(self) -> None:
         """Shards gather together, and each has batches of its own."""
-        super().refuse_other_sizes()
+        super().require_varying_sizes()
         if "shard" in self._axes:
             raise ModelError(
                 phrase(
@@ -282,7 +294,7 @@ class _Stages(PipelineParallel):
             )
 
     def _move_part(self, part: nn.Module) -> None:
-        self.move([tensor for tensor in weights_and_buffers(part) if not is_dtensor(tensor)])
+        self.move_to_device([tensor for tensor in weights_and_buffers(part) if not is_dtensor(tensor)])
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         for runner in self.runners:

@@ -28,26 +28,26 @@ from torch import Tensor, nn
 from rankdeck.base.errors import ConfigError, ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.config import microbatches as rules
-from rankdeck.config.capabilities import SPLIT_BACKWARD
 from rankdeck.config.catalog import PipelineOptions
-from rankdeck.parallel.nested import (
-    cast,
-    cut_batch,
-    first_samples,
-    num_samples,
-    padded,
-    refuse_without_samples,
-    tensors_of,
-)
+from rankdeck.config.compatibility import SPLIT_BACKWARD_SCHEDULES
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
 from rankdeck.parallel.pipelining.one_forward_one_backward import HandWrittenSchedule
-from rankdeck.parallel.pipelining.schedules import BY_HAND, rank_of_stages, theory_bubble
-from rankdeck.parallel.pipelining.stages import StageRunner, TorchSchedule, Traffic, read_by
-from rankdeck.parallel.pipelining.traced import other_sizes
-from rankdeck.parallel.state.forward import bring_home, copies_of
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
+from rankdeck.parallel.pipelining.schedules import HAND_WRITTEN, stage_ranks, theory_bubble
+from rankdeck.parallel.pipelining.stages import StageRunner, TorchSchedule, Traffic, loss_inputs
+from rankdeck.parallel.pipelining.traced import other_sizes_error
+from rankdeck.parallel.pytree import (
+    cast_to,
+    check_sample_dim,
+    first_samples,
+    num_samples,
+    pad_batch,
+    split_batch,
+    tensor_leaves,
+)
+from rankdeck.parallel.state.forward import merge_attributes, module_copies
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place_model
 from rankdeck.strategies.facts import StageFacts
 
 _Sizes = tuple[torch.Size, ...]
@@ -56,8 +56,8 @@ _Sizes = tuple[torch.Size, ...]
 class PipelineParallel(Strategy):
     name = "pipeline"
     axis = "stage"
-    forwards_alone = False
-    in_parts = True
+    forward_is_local = False
+    is_sharded = True
     options: PipelineOptions
     facts: StageFacts
     replicas = ()
@@ -73,45 +73,45 @@ class PipelineParallel(Strategy):
         self._group = group
         self._pipelines = pipelines
         self._num_microbatches = self.choose_microbatches()
-        self._microbatch = setup.part_batch // self._num_microbatches
-        self._boundaries: dict[_Sizes, list[Boundary]] = {}
+        self._microbatch_size = setup.microstep_samples // self._num_microbatches
+        self._boundaries_by_size: dict[_Sizes, list[Boundary]] = {}
 
     def choose_microbatches(self) -> int:
         """Raises: ConfigError when the batch cannot be cut as the schedule asks for."""
         setup, schedule, wanted = self.setup, self.options.schedule, self.options.microbatches
-        problem = rules.problem(schedule, setup.world_size, setup.part_batch, 1, wanted)
+        problem = rules.microbatch_problem(schedule, setup.world_size, setup.microstep_samples, 1, wanted)
         if problem is not None:
             raise ConfigError(problem.message, problems=[problem])
-        chosen = wanted or rules.default(schedule, setup.world_size, setup.part_batch)
+        chosen = wanted or rules.default_microbatches(schedule, setup.world_size, setup.microstep_samples)
         assert chosen is not None
         return chosen
 
     @property
-    def pads(self) -> bool:
+    def pads_batches(self) -> bool:
         return True
 
-    def fewest_together(self, num_samples: int) -> int:
-        return min(num_samples, self._microbatch)
+    def min_forward_samples(self, num_samples: int) -> int:
+        return min(num_samples, self._microbatch_size)
 
     def reports_loss(self) -> bool:
         return self.stages.is_last
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         schedule, num_ranks = self.options.schedule, self.setup.world_size
-        self.build_stages(model_fn, rank_of_stages(schedule, num_ranks))
-        self._refuse_several_tensors()
+        self.build_stages(model_fn, stage_ranks(schedule, num_ranks))
+        self._require_single_tensors()
         self.runners = [
             StageRunner(
                 self.cut,
                 stage,
                 self.loss,
                 self.autocast,
-                is_split=schedule in SPLIT_BACKWARD,
+                is_split=schedule in SPLIT_BACKWARD_SCHEDULES,
                 ledger=self.ledger,
             )
-            for stage in self.stages.own
+            for stage in self.stages.local_stages
         ]
-        self._copies = copies_of(self.module, self.stage_modules)
+        self._copies = module_copies(self.module, self.stage_modules)
         self._place_stages()
         self._traffic = Traffic(self.spans)
         num_microbatches = self._num_microbatches
@@ -120,13 +120,13 @@ class PipelineParallel(Strategy):
         self.facts = StageFacts(words, self.stages, num_microbatches, self._traffic, bubble)
         # Last, because torch's stages keep what they are given.
         self._schedule = self._make_schedule()
-        self._scheduled = self._sizes
+        self._scheduled_sizes = self._sizes
 
-    def _refuse_several_tensors(self) -> None:
+    def _require_single_tensors(self) -> None:
         """Raises: ModelError where torch would go through a graph twice: one tensor that crosses a cut was
         made with another, and a schedule asks for inputs' gradients first."""
         several = next((index for index, leaf in enumerate(self.cut.boundaries) if len(leaf) > 1), None)
-        if several is not None and self.options.schedule in SPLIT_BACKWARD:
+        if several is not None and self.options.schedule in SPLIT_BACKWARD_SCHEDULES:
             raise ModelError(
                 phrase(
                     "strategy.schedule = {schedule} splits backward in two, and "
@@ -137,11 +137,11 @@ class PipelineParallel(Strategy):
                 ),
                 path="strategy.schedule",
                 advice=phrase('Set strategy.schedule = "1f1b" or "interleaved-1f1b".'),
-                cure={"strategy.schedule": "1f1b"},
+                changes={"strategy.schedule": "1f1b"},
             )
 
     @property
-    def takes_sparse_gradients(self) -> bool:
+    def supports_sparse_gradients(self) -> bool:
         return True
 
     def build_stages(self, model_fn: Callable[[], nn.Module], rank_of: Sequence[int]) -> None:
@@ -150,11 +150,11 @@ class PipelineParallel(Strategy):
         Every rank builds the same model, so that its weights are those of a single device.
         """
         setup = self.setup
-        assert setup.sample is not None
+        assert setup.read_samples is not None
         with self.ledger.paused():
-            model = place(model_fn(), setup, torch.device("cpu"))
-            inputs, targets = cast(setup.sample(self._microbatch), setup.dtype)
-            refuse_without_samples((inputs, targets), self._microbatch, self.name)
+            model = place_model(model_fn(), setup, torch.device("cpu"))
+            inputs, targets = cast_to(setup.read_samples(self._microbatch_size), setup.dtype)
+            check_sample_dim((inputs, targets), self._microbatch_size, self.name)
             # Shapes are found on the host, so the host's autocast says dtypes. Its cache would hand the cast
             # weights of a run on shapes to the next one, which is on values.
             with torch.autocast(
@@ -165,23 +165,23 @@ class PipelineParallel(Strategy):
                     len(rank_of),
                     self.options,
                     inputs,
-                    self._microbatch,
+                    self._microbatch_size,
                     device=self.device,
-                    known=setup.known.cuts,
-                    read=lambda outputs: read_by(setup.loss, outputs, targets),
+                    known_differences=setup.analysis.cut_differences,
+                    read_outputs=lambda outputs: loss_inputs(setup.loss, outputs, targets),
                 )
-            self._sizes = _sizes_of(inputs)
-            self._boundaries[self._sizes] = list(cut.boundaries)
+            self._sizes = _sample_sizes(inputs)
+            self._boundaries_by_size[self._sizes] = list(cut.boundaries)
             self.stages = StageCommunication(cut, rank_of, self.device, self._group, self._pipelines)
-            cut.keep_only(self.stages.own)
-            cut.separate_buffers(self.stages.own)
+            cut.keep_only(self.stages.local_stages)
+            cut.copy_shared_buffers(self.stages.local_stages)
         self.cut, self.module, self.stage_modules = cut, cut.model, cut.stages
 
     def _place_stages(self) -> None:
         """This rank's stages from the host to its device."""
-        self.move(self.cut.held_by(self.stages.own))
+        self.move_to_device(self.cut.stage_tensors(self.stages.local_stages))
 
-    def move(self, tensors: Sequence[Tensor]) -> None:
+    def move_to_device(self, tensors: Sequence[Tensor]) -> None:
         """Weights and buffers from the host to this rank's device."""
         with self.ledger.paused():
             move_in_place(tensors, self.device)
@@ -190,33 +190,35 @@ class PipelineParallel(Strategy):
 
     def _make_schedule(self) -> TorchSchedule | HandWrittenSchedule:
         schedule, num_microbatches, traffic = self.options.schedule, self._num_microbatches, self._traffic
-        if schedule == BY_HAND:
+        if schedule == HAND_WRITTEN:
             return HandWrittenSchedule(self.runners[0], self.stages, num_microbatches, traffic, self.ledger)
         return TorchSchedule(schedule, self.runners, self.stages, num_microbatches, traffic, self.setup.dtype)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         """All microbatches through all stages and back; only the last stage knows losses."""
-        batch, valid = self.filled_up(batch)
-        size = self._microbatch
-        inputs, targets = (cut_batch(part, size, self.setup.part_batch) for part in self.own_parts(batch))
+        batch, valid = self.pad_batch(batch)
+        size = self._microbatch_size
+        inputs, targets = (
+            split_batch(part, size, self.setup.microstep_samples) for part in self.stage_inputs(batch)
+        )
         counting = [
             None if valid is None else max(0, min(size, valid - start))
-            for start in range(0, self.setup.part_batch, size)
+            for start in range(0, self.setup.microstep_samples, size)
         ]
-        self.know_sizes(batch)
-        if self._scheduled != self._sizes:
+        self.use_sizes(batch)
+        if self._scheduled_sizes != self._sizes:
             with self.ledger.phase("communication"):
-                self._schedule, self._scheduled = self._make_schedule(), self._sizes
-        self.cut.renew_copies()
+                self._schedule, self._scheduled_sizes = self._make_schedule(), self._sizes
+        self.cut.refresh_copies()
         for runner in self.runners:
             runner.start(inputs, targets, counting, scale)
             runner.state.start([size if counted is None else counted for counted in counting])
         self._schedule.run()
         for runner in self.runners:
             runner.finish(self.replicas)
-        bring_home([runner.state for runner in self.runners], self._copies)
+        merge_attributes([runner.state for runner in self.runners], self._copies)
         self.facts.steps += last
-        if self.ledger.is_following:
+        if self.ledger.is_tracking:
             self.ledger.relabel(self._schedule.buffers(), "communication")
         sums, self.runners[-1].sums = self.runners[-1].sums, []
         if not sums:
@@ -225,59 +227,59 @@ class PipelineParallel(Strategy):
         count: Any = sum(count for _, count in sums)
         return LossSum(total, count)
 
-    def refuse_other_sizes(self) -> None:
-        if not self.cut.takes_any_batch:
-            raise other_sizes()
+    def require_varying_sizes(self) -> None:
+        if not self.cut.accepts_any_batch:
+            raise other_sizes_error()
 
-    def know_sizes(self, batch: Batch) -> None:
+    def use_sizes(self, batch: Batch) -> None:
         """Have the boundaries for batches like this one: where samples are padded to the longest of a batch,
         one is longer than the other. All ranks of a pipeline see the same batches."""
-        sizes = _sizes_of(batch[0])
+        sizes = _sample_sizes(batch[0])
         if sizes == self._sizes:
             return
-        if sizes not in self._boundaries:
+        if sizes not in self._boundaries_by_size:
             self._learn_boundaries(batch)
-            self._boundaries[sizes] = list(self.cut.boundaries)
-        self._sizes, self.cut.boundaries[:] = sizes, self._boundaries[sizes]
+            self._boundaries_by_size[sizes] = list(self.cut.boundaries)
+        self._sizes, self.cut.boundaries[:] = sizes, self._boundaries_by_size[sizes]
 
     def _learn_boundaries(self, batch: Batch) -> None:
         """By a forward of one microbatch, as in an evaluation."""
-        self.refuse_other_sizes()
-        inputs, _ = self.own_parts(first_samples(self.filled_up(batch)[0], self._microbatch))
+        self.require_varying_sizes()
+        inputs, _ = self.stage_inputs(first_samples(self.pad_batch(batch)[0], self._microbatch_size))
         own = [self.device] if self.device.type == "cuda" else []
-        with self.evaluating(), torch.random.fork_rng(devices=own):
-            self.stages.run([(inputs, self._microbatch)], lambda index, outputs: None, learns_shapes=True)
+        with self.eval_mode(), torch.random.fork_rng(devices=own):
+            self.stages.run([(inputs, self._microbatch_size)], lambda index, outputs: None, learn_shapes=True)
 
-    def own_parts(self, batch: Batch) -> Batch:
+    def stage_inputs(self, batch: Batch) -> Batch:
         """What of the batch this rank's stages look at."""
-        inputs = batch[0] if 0 in self.stages.own or self.cut.reads_inputs else None
+        inputs = batch[0] if 0 in self.stages.local_stages or self.cut.reads_inputs else None
         return self.to_device((inputs, batch[1] if self.stages.is_last else None))
 
-    def filled_up(self, batch: Batch) -> tuple[Batch, int | None]:
+    def pad_batch(self, batch: Batch) -> tuple[Batch, int | None]:
         """The batch in the size that stages were cut for, and how many of its samples count (None: all)."""
         num = num_samples(batch)
-        if num == self.setup.part_batch:
+        if num == self.setup.microstep_samples:
             return batch, None
         with self.ledger.paused():
-            return padded(batch, self.setup.part_batch), num
+            return pad_batch(batch, self.setup.microstep_samples), num
 
     def sync_gradients(self) -> None:
         """Stages that share a weight have each a part of its gradient."""
         self.stages.sum_tied_gradients()
 
-    def owners(self) -> Mapping[nn.Parameter, int]:
-        return self.stages.owners()
+    def num_stage_holders(self) -> Mapping[nn.Parameter, int]:
+        return self.stages.tied_weight_holders()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Forward only, stage by stage, each stage taking all microbatches before the next."""
-        self.know_sizes(batch)
-        size, any_batch = self._microbatch, self.cut.takes_any_batch
+        self.use_sizes(batch)
+        size, any_batch = self._microbatch_size, self.cut.accepts_any_batch
         valid = [min(size, num_valid - start) for start in range(0, num_valid, size)]
-        inputs, targets = self.own_parts(batch)
+        inputs, targets = self.stage_inputs(batch)
         samples = valid if any_batch else [size] * len(valid)
-        fed = cut_batch(padded(inputs, sum(samples)), size, sum(samples))
-        wanted = cut_batch(targets, size, num_valid)
-        sums = self.no_sums()
+        fed = split_batch(pad_batch(inputs, sum(samples)), size, sum(samples))
+        wanted = split_batch(targets, size, num_valid)
+        sums = self.zero_sums()
 
         def finish(index: int, outputs: Any) -> None:
             nonlocal sums
@@ -285,8 +287,8 @@ class PipelineParallel(Strategy):
                 outputs = first_samples(outputs, valid[index])
             sums = sums + self.heldout_sums(outputs, wanted[index])
 
-        self.cut.renew_copies()
-        with self.evaluating():
+        self.cut.refresh_copies()
+        with self.eval_mode():
             self.stages.run(list(zip(fed, samples, strict=True)), finish)
         return sums
 
@@ -294,6 +296,6 @@ class PipelineParallel(Strategy):
         return self.stages.gather_weights()
 
 
-def _sizes_of(inputs: Any) -> _Sizes:
+def _sample_sizes(inputs: Any) -> _Sizes:
     """Of a batch's tensors, the batch itself left out."""
-    return tuple(tensor.shape[1:] for tensor in tensors_of(inputs))
+    return tuple(tensor.shape[1:] for tensor in tensor_leaves(inputs))

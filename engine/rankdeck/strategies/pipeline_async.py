@@ -32,11 +32,11 @@ from torch import Tensor, nn
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import AsyncPipelineOptions
-from rankdeck.parallel.backward import nodes_behind, sums_of_first
-from rankdeck.parallel.nested import tensors_of
-from rankdeck.parallel.pipelining.costs import like
-from rankdeck.parallel.pipelining.stages import Traffic, goes_back, leaving
+from rankdeck.parallel.backward import iter_graph_nodes, loss_of_valid
+from rankdeck.parallel.pipelining.costs import with_shapes
+from rankdeck.parallel.pipelining.stages import Traffic, check_gradient, prepare_output
 from rankdeck.parallel.pipelining.versions import WeightVersions
+from rankdeck.parallel.pytree import tensor_leaves
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup
 from rankdeck.strategies.facts import StageFacts
 from rankdeck.strategies.pipeline import PipelineParallel
@@ -60,32 +60,32 @@ class AsyncPipeline(PipelineParallel):
     """The stages of a pipeline, one per rank; a part of the global batch is one microbatch."""
 
     name = "pipeline-async"
-    steps_itself = True
+    owns_optimizer_step = True
     options: AsyncPipelineOptions  # type: ignore[assignment]  # it has no schedule to choose
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._stage = setup.rank
-        self._behind = setup.world_size - 1 - setup.rank
+        self._num_later_stages = setup.world_size - 1 - setup.rank
         """Stages behind this one, and so microbatches that are forwarded before the first comes back."""
         self._two_versions = self.options.mode == "2bw"
-        self._parts = setup.accumulate if self._two_versions else 1
-        self._under_way: deque[_Microbatch] = deque()
+        self._microbatches_per_update = setup.accumulate if self._two_versions else 1
+        self._in_flight: deque[_Microbatch] = deque()
         self._sending: deque[list[tuple[dist.Work | None, Tensor, str]]] = deque([[]])
-        self._num_forwarded = 0
-        self._num_retired = 0
+        self._num_forwards = 0
+        self._num_backwards = 0
         self._drained_version = 0
-        self._count_of_update: Any = 0
-        self._was_followed = True
+        self._target_count: Any = 0
+        self._was_tracked = True
 
     def choose_microbatches(self) -> int:
         return 1
 
     @property
-    def steps_to_fill(self) -> int:
+    def num_fill_steps(self) -> int:
         # The first update comes so many microbatches late. Under mode = "2bw" that is one step at most; else
         # as many steps more pile up old weights, and what is sent stays for one more.
-        return int(self._behind > 0) if self._two_versions else 2 * self._behind + 1
+        return int(self._num_later_stages > 0) if self._two_versions else 2 * self._num_later_stages + 1
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         self.build_stages(model_fn, range(self.setup.world_size))
@@ -106,76 +106,84 @@ class AsyncPipeline(PipelineParallel):
         self._versions = WeightVersions(self.cut.stages[self._stage])
         self._traffic = Traffic(self.spans)
         words = "point to point, no flush"
-        self.facts = StageFacts(words, self.stages, self._parts, self._traffic, versions=self._versions)
+        self.facts = StageFacts(
+            words, self.stages, self._microbatches_per_update, self._traffic, versions=self._versions
+        )
         self.facts.staleness = 0
         # One group per direction: what travels on cannot stand in the way of what travels back.
-        self._onward, self._backward = dist.new_group(), dist.new_group()
+        self._forward_group, self._backward_group = dist.new_group(), dist.new_group()
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        self._know_what_is_held()
+        self._adopt_in_flight()
         self._sending.append([])
         sums = self._forward(batch, scale)
-        if len(self._under_way) > self._behind:
-            self._retire()
-        self._finish_sending(but=2)
+        if len(self._in_flight) > self._num_later_stages:
+            self._run_backward()
+        self._finish_sending(keep_calls=2)
         self.facts.steps += last
         return sums
 
-    def step_with(self, update_weights: Callable[[int, Any], object]) -> None:
+    def set_update_weights(self, update_weights: Callable[[int, Any], object]) -> None:
         self._update_weights = update_weights
 
     def _forward(self, batch: Batch, scale: float | Tensor) -> LossSum:
         """The next microbatch through this stage, on the weights that it is due."""
-        batch, valid = self.filled_up(batch)
-        inputs, targets = self.own_parts(batch)
-        self.know_sizes(batch)
-        received = self._received_onward()
-        version = self._version_for(self._num_forwarded)
+        batch, valid = self.pad_batch(batch)
+        inputs, targets = self.stage_inputs(batch)
+        self.use_sizes(batch)
+        received = self._receive_activations()
+        version = self._version_for(self._num_forwards)
         count: Any = 0
         total = torch.zeros((), device=self.device)
-        marked = self.spans.phase(0, "forward", stage=self._stage, microbatch=self._num_forwarded)
-        with marked, self._versions.using(version), self.autocast():
+        marked = self.spans.phase(0, "forward", stage=self._stage, microbatch=self._num_forwards)
+        with marked, self._versions.use_version(version), self.autocast():
             output = self.cut.stages[self._stage](received if self._stage else None, inputs)
-            if not self._behind:
-                loss, count = sums_of_first(self.loss, output, targets, valid if scale else 0)
+            if not self._num_later_stages:
+                loss, count = loss_of_valid(self.loss, output, targets, valid if scale else 0)
                 total, output = loss.detach(), (loss * scale,)
-        if self._behind:
+        if self._num_later_stages:
             leaves = self.cut.boundaries[self._stage + 1]
-            output = tuple(leaving(tensor, shape) for tensor, shape in zip(output, leaves, strict=True))
-            self._send(output, self._stage + 1, self._onward)
-        self._under_way.append(
-            _Microbatch(self._num_forwarded, version, received, output, count, _storages((inputs, targets)))
+            output = tuple(
+                prepare_output(tensor, shape) for tensor, shape in zip(output, leaves, strict=True)
+            )
+            self._send(output, self._stage + 1, self._forward_group)
+        self._in_flight.append(
+            _Microbatch(
+                self._num_forwards, version, received, output, count, _storage_keys((inputs, targets))
+            )
         )
-        self._num_forwarded += 1
-        self._traffic.forwarded()
+        self._num_forwards += 1
+        self._traffic.count_forward()
         return LossSum(total, count)
 
-    def _received_onward(self) -> tuple[Tensor, ...]:
+    def _receive_activations(self) -> tuple[Tensor, ...]:
         if not self._stage:
             return ()
         with self.ledger.phase("communication"):
             enters = self.cut.boundaries[self._stage]
-            received = self.stages.receive(enters, self.setup.part_batch, self._stage - 1, self._onward)
+            received = self.stages.receive(
+                enters, self.setup.microstep_samples, self._stage - 1, self._forward_group
+            )
         return tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in received)
 
     def _version_for(self, number: int) -> int:
         """Which weights microbatch `number` begins with; after a drain, those that all stages have."""
         if self._two_versions:
-            return max(number // self._parts - 1, self._drained_version)
+            return max(number // self._microbatches_per_update - 1, self._drained_version)
         return self._versions.newest
 
-    def _retire(self) -> None:
+    def _run_backward(self) -> None:
         """Backward of the oldest microbatch under way, and the update if it was the last of one."""
-        done = self._under_way.popleft()
-        self._traffic.backwarded()
-        staleness = done.number // self._parts - done.version
+        done = self._in_flight.popleft()
+        self._traffic.count_backward()
+        staleness = done.number // self._microbatches_per_update - done.version
         self.facts.staleness = max(self.facts.staleness or 0, staleness)
-        gradients, count = self._received_back(done)
+        gradients, count = self._receive_gradients(done)
         weights = self._versions.weights(done.version)
         wanted = [tensor for tensor in done.received if tensor.requires_grad]
         pairs = [pair for pair in zip(done.outputs, gradients, strict=True) if pair[0].requires_grad]
         marked = self.spans.phase(0, "backward", stage=self._stage, microbatch=done.number)
-        with marked, self._versions.using(done.version):
+        with marked, self._versions.use_version(done.version):
             computed = torch.autograd.grad(
                 [output for output, _ in pairs],
                 [*weights, *wanted],
@@ -188,54 +196,56 @@ class AsyncPipeline(PipelineParallel):
             back = [
                 torch.zeros_like(tensor) if gradient is None else gradient
                 for tensor, gradient, shape in zip(wanted, computed[len(weights) :], enters, strict=True)
-                if goes_back(shape, gradient)
+                if check_gradient(shape, gradient)
             ]
             count_back = torch.tensor([float(count)], dtype=torch.float64, device=self.device)
-            self._send((*back, count_back), self._stage - 1, self._backward)
-        for own, gradient in zip(self._versions.own, computed, strict=False):
+            self._send((*back, count_back), self._stage - 1, self._backward_group)
+        for own, gradient in zip(self._versions.current_weights, computed, strict=False):
             if gradient is not None:
                 own.grad = gradient if own.grad is None else own.grad + gradient
         del computed
-        self._num_retired += 1
-        self._count_of_update = self._count_of_update + count
-        if self._num_retired % self._parts == 0:
+        self._num_backwards += 1
+        self._target_count = self._target_count + count
+        if self._num_backwards % self._microbatches_per_update == 0:
             self._update()
 
-    def _received_back(self, done: _Microbatch) -> tuple[Sequence[Tensor | None], Any]:
+    def _receive_gradients(self, done: _Microbatch) -> tuple[Sequence[Tensor | None], Any]:
         """Gradients of what this stage handed on, None where none comes back; and the count of targets, which
         the last stage knows."""
-        if not self._behind:
+        if not self._num_later_stages:
             return [torch.ones_like(output) for output in done.outputs], done.count
-        handed_on = like(self.cut.boundaries[self._stage + 1], done.outputs)
-        boundary = tuple(shape for shape in handed_on if shape.goes_back)
+        handed_on = with_shapes(self.cut.boundaries[self._stage + 1], done.outputs)
+        boundary = tuple(shape for shape in handed_on if shape.returns_gradient)
         with self.ledger.phase("communication"):
-            gradients = self.stages.receive(boundary, self.setup.part_batch, self._stage + 1, self._backward)
+            gradients = self.stages.receive(
+                boundary, self.setup.microstep_samples, self._stage + 1, self._backward_group
+            )
             count = torch.empty(1, dtype=torch.float64, device=self.device)
-        dist.recv(count, self._stage + 1, group=self._backward)
+        dist.recv(count, self._stage + 1, group=self._backward_group)
         known = iter(gradients)
-        return [next(known) if shape.goes_back else None for shape in handed_on], count[0]
+        return [next(known) if shape.returns_gradient else None for shape in handed_on], count[0]
 
     def _update(self) -> None:
-        needed = {microbatch.version for microbatch in self._under_way}
+        needed = {microbatch.version for microbatch in self._in_flight}
         if self._two_versions:
-            needed.add(max(self._num_forwarded // self._parts - 1, self._drained_version))
+            needed.add(max(self._num_forwards // self._microbatches_per_update - 1, self._drained_version))
         with self.ledger.phase("parameters"):
-            self._versions.before_update(needed)
-        self._update_weights(self._num_retired // self._parts, self._count_of_update)
-        self._versions.after_update(needed & set(range(self._versions.newest + 1)))
-        self._count_of_update = 0
+            self._versions.prepare_update(needed)
+        self._update_weights(self._num_backwards // self._microbatches_per_update, self._target_count)
+        self._versions.finish_update(needed & set(range(self._versions.newest + 1)))
+        self._target_count = 0
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Drain the pipe: finish what is under way, so that all stages stand at the same update."""
-        under_way, is_new = len(self._under_way), self._versions.newest > self._drained_version
-        while self._under_way:
-            self._retire()
-        self._finish_sending(but=0)
+        under_way, is_new = len(self._in_flight), self._versions.newest > self._drained_version
+        while self._in_flight:
+            self._run_backward()
+        self._finish_sending(keep_calls=0)
         self._sending.append([])
         self._drained_version = self._versions.newest
-        self._versions.forget_old()
+        self._versions.drop_old()
         if is_new or under_way:
-            self.setup.drained(under_way, self._versions.newest)
+            self.setup.on_drained(under_way, self._versions.newest)
 
     def _send(self, tensors: tuple[Tensor, ...], stage: int, group: dist.ProcessGroup) -> None:
         # What goes on is also an activation of its microbatch; what goes back is here to be sent only.
@@ -243,49 +253,49 @@ class AsyncPipeline(PipelineParallel):
         sending = self.stages.send(tensors, stage, group)
         self._traffic.count_sent([tensor for _, tensor in sending])
         self._sending[-1] += [(work, tensor, kind) for work, tensor in sending]
-        if self.ledger.is_following:
+        if self.ledger.is_tracking:
             self.ledger.relabel([tensor for _, tensor in sending], kind)
 
-    def _finish_sending(self, *, but: int) -> None:
-        """Let go of what was sent, except in the last `but` calls.
+    def _finish_sending(self, *, keep_calls: int) -> None:
+        """Let go of what was sent, except in the last `keep_calls` calls.
 
         A backend may tell that a send is over only to who waits for it. Two calls later nobody waits: the
         neighbours must have received it to send what this call has received.
         """
-        while len(self._sending) > but:
+        while len(self._sending) > keep_calls:
             for work, _, _ in self._sending.popleft():
                 if work is not None:
                     work.wait()
 
-    def _know_what_is_held(self) -> None:
+    def _adopt_in_flight(self) -> None:
         """Tell a ledger that begins to follow in mid-run what microbatches under way hold."""
         ledger = self.ledger
-        is_followed = ledger.is_following
-        if is_followed and not self._was_followed:
+        is_followed = ledger.is_tracking
+        if is_followed and not self._was_tracked:
             ledger.adopt(self._versions.tensors(), 0, "parameters")
             for _, tensor, kind in [sent for sending in self._sending for sent in sending]:
                 ledger.adopt((tensor,), 0, kind)
-            for microbatch in self._under_way:
+            for microbatch in self._in_flight:
                 held = [*microbatch.received, *microbatch.outputs, *saved_tensors(microbatch.outputs)]
                 unknown = [tensor for tensor in held if ledger.device_of(tensor) is None]
-                inputs = [tensor for tensor in unknown if _storages(tensor) & microbatch.inputs]
+                inputs = [tensor for tensor in unknown if _storage_keys(tensor) & microbatch.inputs]
                 ledger.adopt(inputs, 0, "inputs")
                 ledger.adopt([t for t in unknown if ledger.device_of(t) is None], 0, "activations")
-        self._was_followed = is_followed
+        self._was_tracked = is_followed
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        assert not self._under_way, "the pipe is drained before an evaluation"
+        assert not self._in_flight, "the pipe is drained before an evaluation"
         return super().evaluate(batch, num_valid)
 
 
-def _storages(value: Any) -> frozenset[int]:
-    return frozenset(storage_key(tensor.untyped_storage()) for tensor in tensors_of(value))
+def _storage_keys(value: Any) -> frozenset[int]:
+    return frozenset(storage_key(tensor.untyped_storage()) for tensor in tensor_leaves(value))
 
 
 def saved_tensors(outputs: tuple[Tensor, ...]) -> list[Tensor]:
     """What the graph behind some outputs keeps for its backward."""
     saved: list[Tensor] = []
-    for node in nodes_behind(output.grad_fn for output in outputs):
+    for node in iter_graph_nodes(output.grad_fn for output in outputs):
         for name in dir(node):
             if name.startswith("_saved_"):
                 value = getattr(node, name)

@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Strategy, compiled, place
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Strategy, compile_forward, place_model
 
 
 class Single(Strategy):
     name = "single"
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        self.module = place(model_fn(), self.setup, self.device)
-        self._forward = compiled(self.module, self.setup)
+        self.module = place_model(model_fn(), self.setup, self.device)
+        self._forward = compile_forward(self.module, self.setup)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         return self.compute(self._forward, batch, scale)

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import loss_parallel
 
 from rankdeck.config.catalog import TensorOptions
-from rankdeck.parallel.slices import fill_in_slices
+from rankdeck.parallel.sharded_init import materialize_sharded
 from rankdeck.parallel.tensor.apply import LayerSplit
-from rankdeck.parallel.tensor.gradients import add_up_partial
-from rankdeck.parallel.tensor.loss import over_split_classes
-from rankdeck.parallel.tensor.plan import known_plan
+from rankdeck.parallel.tensor.gradients import reduce_partial_gradients
+from rankdeck.parallel.tensor.loss import make_loss_parallel
+from rankdeck.parallel.tensor.plan import cached_plan
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
 from rankdeck.strategies.facts import CollectiveFacts
 
@@ -36,9 +36,9 @@ from rankdeck.strategies.facts import CollectiveFacts
 class TensorParallel(Strategy):
     name = "tensor"
     axis = "tensor"
-    waits_inside = True
-    forwards_alone = False
-    in_parts = True
+    communicates_in_forward = True
+    forward_is_local = False
+    is_sharded = True
     options: TensorOptions
     facts: CollectiveFacts
 
@@ -46,7 +46,7 @@ class TensorParallel(Strategy):
         super().__init__(setup)
         self.facts = CollectiveFacts()
         if self.options.loss_parallel:
-            self.loss = over_split_classes(setup.loss)
+            self.loss = make_loss_parallel(setup.loss)
 
     def reports_loss(self) -> bool:
         """All ranks hold the same loss; one reports it."""
@@ -55,27 +55,31 @@ class TensorParallel(Strategy):
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         """Layer by layer: rank 0's weights to all, of which each rank keeps its slices."""
         setup, options = self.setup, self.options
-        blank = self.blank_model(model_fn)
+        blank = self.meta_init_model(model_fn)
         self.module = blank.module
         with self.ledger.paused():  # what is computed to find it out lies on the host
-            plan = known_plan(setup.known, blank.module, setup.world_size, options.plan, self.small_inputs())
+            plan = cached_plan(
+                setup.analysis, blank.module, setup.world_size, options.plan, self.sample_inputs()
+            )
         self._split = LayerSplit(
             blank.module,
             plan,
             setup.backend.device_mesh(self.mesh(), self.device.type),
             options,
         )
-        fill_in_slices([blank.module], blank.fill, split=self._split)
+        materialize_sharded([blank.module], blank.materialize, split=self._split)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         split_classes = loss_parallel() if self.options.loss_parallel else contextlib.nullcontext()
-        with self.facts.part(last=last), split_classes:
+        with self.facts.microstep(last=last), split_classes:
             return self.compute(self.module, batch, scale)
 
     def sync_gradients(self) -> None:
         """Sums of the sequence's parts, which no layer's backward has made. Nothing else is missing."""
-        with self.communicating():
-            add_up_partial(self.module.parameters(), self._split.partial_gradients(), self._split.mesh)
+        with self.communication_phase():
+            reduce_partial_gradients(
+                self.module.parameters(), self._split.partial_gradients(), self._split.mesh
+            )
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Every rank holds the same samples, so all of them are here together."""

@@ -23,7 +23,7 @@ _HOST_NAMESPACE = 0xEFFFFFFC  # the inode of the first pid namespace of any Linu
 _DEVICE_FILES = "/dev/nvidia"
 
 
-class Identity(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """All but `foreign` is None for a foreign process, and what may not be seen."""
 
     name: str | None
@@ -33,53 +33,55 @@ class Identity(NamedTuple):
     process: psutil.Process | None = None
 
 
-class ProcessNames:
+class ProcessIdentities:
     """Remembers who the pids are that were reported last."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Identity] = {}
-        self._may_be_hosts = not _in_host_namespace() and Path(f"{_DEVICE_FILES}ctl").exists()
+        self._known: dict[int, ProcessIdentity] = {}
+        self._may_be_host_pids = not _is_in_host_namespace() and Path(f"{_DEVICE_FILES}ctl").exists()
 
-    def identify(self, pid: int) -> Identity:
+    def identify(self, pid: int) -> ProcessIdentity:
         identity = self._known.get(pid)
         if identity is None:
-            identity = self._known[pid] = self._look(pid)
+            identity = self._known[pid] = self._read_identity(pid)
         return identity
 
-    def use(self, pid: int, used_bytes: int | None, kind: str) -> ProcessUse:
+    def process_use(self, pid: int, used_bytes: int | None, kind: str) -> ProcessUse:
         """What is told of the process on a device."""
         who = self.identify(pid)
         process = who.process
-        host_bytes = None if process is None else _known(lambda: int(process.memory_info().rss))
+        host_bytes = None if process is None else _or_none(lambda: int(process.memory_info().rss))
         return ProcessUse(
             pid, who.name, used_bytes, kind, who.foreign,
             user=who.user, command=who.command, host_bytes=host_bytes,
         )  # fmt: skip
 
-    def keep_only(self, pids: Iterable[int]) -> None:
+    def retain(self, pids: Iterable[int]) -> None:
         """Forget who has ended: a pid may come again as another process."""
         there = set(pids)
         if len(there) < len(self._known):
             self._known = {pid: who for pid, who in self._known.items() if pid in there}
 
-    def _look(self, pid: int) -> Identity:
+    def _read_identity(self, pid: int) -> ProcessIdentity:
         try:
             process = psutil.Process(pid)
-            name = _whole(process.name())
+            name = _valid_utf8(process.name())
         except psutil.Error:
-            return Identity(None, foreign=True)
-        if self._may_be_hosts and _holds_gpu(pid) is False:
-            return Identity(None, foreign=True)
-        user = _known(lambda: _whole(process.username()))
-        return Identity(name, False, user, _known(lambda: command_of(process.cmdline()) or None), process)
+            return ProcessIdentity(None, foreign=True)
+        if self._may_be_host_pids and _holds_gpu(pid) is False:
+            return ProcessIdentity(None, foreign=True)
+        user = _or_none(lambda: _valid_utf8(process.username()))
+        return ProcessIdentity(
+            name, False, user, _or_none(lambda: format_command(process.cmdline()) or None), process
+        )
 
 
-def _whole(text: str) -> str:
+def _valid_utf8(text: str) -> str:
     """The kernel cuts a name at 15 bytes, which may be inside a character: half of one is a question mark."""
     return text.encode(errors="replace").decode()
 
 
-def _known(ask: Callable[[], T]) -> T | None:
+def _or_none(ask: Callable[[], T]) -> T | None:
     """The answer of the system, or None where it refuses one or the process has ended."""
     try:
         return ask()
@@ -87,7 +89,7 @@ def _known(ask: Callable[[], T]) -> T | None:
         return None
 
 
-def _in_host_namespace() -> bool:
+def _is_in_host_namespace() -> bool:
     try:
         return Path("/proc/self/ns/pid").stat().st_ino == _HOST_NAMESPACE
     except OSError:
@@ -106,13 +108,13 @@ def _holds_gpu(pid: int) -> bool | None:
 # A process's command as one may show it: on one line, not longer than is of use, without what looks like a
 # secret (base/masking.py).
 
-LONGEST = 200
-_SUM = re.compile(r"\b[0-9a-f]{40}\b")
+MAX_COMMAND_LENGTH = 200
+_SHA1 = re.compile(r"\b[0-9a-f]{40}\b")
 """A key of some services; in a configuration it would be a commit."""
 
 
-def command_of(arguments: Sequence[str]) -> str:
+def format_command(arguments: Sequence[str]) -> str:
     """The arguments of a process, as they may be shown."""
-    words = _SUM.sub(MASK, " ".join(mask_arguments(list(map(_whole, arguments)), any_key=True)).strip())
+    words = _SHA1.sub(MASK, " ".join(mask_arguments(list(map(_valid_utf8, arguments)), any_key=True)).strip())
     words = "".join(sign if sign.isprintable() else " " for sign in words)
-    return words if len(words) <= LONGEST else words[: LONGEST - 3] + "..."
+    return words if len(words) <= MAX_COMMAND_LENGTH else words[: MAX_COMMAND_LENGTH - 3] + "..."

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from rankdeck.telemetry.readings import Device, ProcessUse, has_place, throttle_words
+from rankdeck.telemetry.readings import Device, ProcessUse, is_indexed_uuid, throttle_reasons
 
-OWN_BYTES = 2**30
+DRIVER_OVERHEAD_BYTES = 2**30
 """Memory in use that no process accounts for: up to this much is the driver's and the display's."""
-_KEYS = (
+_JSON_KEYS = (
     "index", "uuid", "name", "total_bytes", "used_bytes", "utilisation", "temperature_c", "power_w",
     "processes", "memory_utilisation", "energy_j", "sm_clock_mhz", "memory_clock_mhz", "throttle",
     "fan", "ecc_errors", "ecc_corrected", "performance_state", "pcie_tx_bps", "pcie_rx_bps",
@@ -36,9 +36,9 @@ class GpuRefusal(Enum):
 
     SIMULATED = "simulated"
     LOST = "lost"
-    TWIN = "twin"
-    SPLIT = "split"
-    HELD = "held"
+    DUPLICATE_UUID = "twin"
+    MIG_ENABLED = "split"
+    LEASED = "held"
 
 
 class GpuStatus(Device, kw_only=True):
@@ -97,9 +97,9 @@ class GpuStatus(Device, kw_only=True):
         return self.stale_used_bytes if self.used_bytes is None else self.used_bytes
 
     @property
-    def is_twin(self) -> bool:
+    def has_duplicate_uuid(self) -> bool:
         """Whether nothing can tell it from another: the driver tells the UUID of that for it, or none."""
-        return has_place(self.uuid)
+        return is_indexed_uuid(self.uuid)
 
     @property
     def run_name(self) -> str:
@@ -112,7 +112,7 @@ class GpuStatus(Device, kw_only=True):
         return [process for process in self.processes or () if process.type == "compute"]
 
     @property
-    def hidden_bytes(self) -> int | None:
+    def unaccounted_bytes(self) -> int | None:
         """What is in use by nobody that the driver names (processes of other containers).
 
         None where nothing much is, where a process does not tell its bytes, and where it cannot be told: a
@@ -122,7 +122,7 @@ class GpuStatus(Device, kw_only=True):
             return None
         known = [process.used_bytes for process in self.processes if process.used_bytes is not None]
         rest = self.last_used_bytes - sum(known)
-        return rest if len(known) == len(self.processes) and rest > OWN_BYTES else None
+        return rest if len(known) == len(self.processes) and rest > DRIVER_OVERHEAD_BYTES else None
 
     @property
     def refusal(self) -> GpuRefusal | None:
@@ -131,42 +131,42 @@ class GpuStatus(Device, kw_only=True):
             return GpuRefusal.SIMULATED
         if self.is_lost:
             return GpuRefusal.LOST
-        if self.is_twin:
-            return GpuRefusal.TWIN
+        if self.has_duplicate_uuid:
+            return GpuRefusal.DUPLICATE_UUID
         if self.mig:
-            return GpuRefusal.SPLIT
-        return GpuRefusal.HELD if self.run is not None else None
+            return GpuRefusal.MIG_ENABLED
+        return GpuRefusal.LEASED if self.run is not None else None
 
     @property
     def is_usable(self) -> bool:
         """Whether a rank could run on it, were it not for another run."""
-        return self.refusal in (None, GpuRefusal.HELD)
+        return self.refusal in (None, GpuRefusal.LEASED)
 
     @property
-    def is_for_all(self) -> bool:
+    def is_in_gpu_all(self) -> bool:
         """Whether `gpu:all` means it: of MIG instances a run can use only one."""
         return self.is_usable and self.parent is None
 
     @property
     def is_free(self) -> bool:
         """Whether it is there and nobody computes on it."""
-        is_used = bool(self.compute_processes) or self.hidden_bytes is not None
+        is_used = bool(self.compute_processes) or self.unaccounted_bytes is not None
         return not (self.is_lost or self.mig or is_used) and self.run is None
 
     @property
-    def is_for_auto(self) -> bool:
+    def is_available(self) -> bool:
         """Whether `auto` takes it."""
-        return self.is_for_all and self.is_free
+        return self.is_in_gpu_all and self.is_free
 
     @property
     def slowed_by(self) -> list[str]:
         """What lowers the clocks, in words."""
-        return throttle_words(self.throttle or 0)
+        return throttle_reasons(self.throttle or 0)
 
     def as_json(self) -> dict[str, object]:
         """The row of `rankdeck devices --json`."""
         processes = [_process_row(process) for process in self.processes or ()]
-        row = {key: getattr(self, key) for key in _KEYS}
+        row = {key: getattr(self, key) for key in _JSON_KEYS}
         return row | {"processes": processes, "kind": "gpu", "slowed_by": self.slowed_by}
 
 
@@ -180,10 +180,10 @@ class _ProcessRow(ProcessUse):
     type: str = msgspec.field(default="compute", name="kind")
 
 
-class _Row(GpuStatus, kw_only=True):
+class _GpuRow(GpuStatus, kw_only=True):
     processes: Sequence[_ProcessRow] | None = None
 
 
-def read_rows(rows: Any) -> list[GpuStatus]:
+def parse_gpu_rows(rows: Any) -> list[GpuStatus]:
     """What `rankdeck devices --json` has said on another host. Raises: msgspec.ValidationError."""
-    return [*msgspec.convert(rows, list[_Row])]
+    return [*msgspec.convert(rows, list[_GpuRow])]

@@ -22,7 +22,7 @@ from rankdeck.telemetry.readings import (
     Reading,
 )
 
-_LOOK_S = 2.0
+_CHILD_SCAN_S = 2.0
 """Between two looks for what a rank has started: each goes through all processes of the machine."""
 
 
@@ -37,12 +37,12 @@ class HostProvider(Provider):
     `trees` what a rank has started counts as well, as a person's own script may start its ranks itself.
     """
 
-    def __init__(self, pids: Sequence[int], *, threads: int = 1, trees: bool = False) -> None:
+    def __init__(self, pids: Sequence[int], *, threads: int = 1, include_children: bool = False) -> None:
         self._pids = {virtual_uuid(index): pid for index, pid in enumerate(pids)}
         self._ranks: dict[str, psutil.Process] = {}
-        self._trees = trees
-        self._started: dict[str, tuple[float, list[psutil.Process]]] = {}
-        self._before: dict[str, tuple[float, dict[int, float]]] = {}
+        self._include_children = include_children
+        self._children: dict[str, tuple[float, list[psutil.Process]]] = {}
+        self._previous: dict[str, tuple[float, dict[int, float]]] = {}
         self._threads = max(1, threads)
 
     def probe(self) -> DevicesLine:
@@ -58,34 +58,34 @@ class HostProvider(Provider):
 
     def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
         """Raises: DeviceLostError when the rank has ended."""
-        busy = self._busy(uuid) if "utilisation" in metrics else None
+        busy = self._utilisation(uuid) if "utilisation" in metrics else None
         return {} if busy is None else {"utilisation": Reading(busy, unit="ratio")}
 
-    def _busy(self, uuid: str) -> float | None:
+    def _utilisation(self, uuid: str) -> float | None:
         """None in the first reading: there is no time yet to be busy in."""
         try:
             used = {self._pids[uuid]: _cpu_s(self._ranks[uuid])}
             now_s = time.monotonic()
-            for process in self._below(uuid, now_s):
+            for process in self._child_processes(uuid, now_s):
                 with contextlib.suppress(psutil.Error):
                     used[process.pid] = _cpu_s(process)
         except (KeyError, psutil.Error):
             raise DeviceLostError("its rank has ended") from None
-        before = self._before.get(uuid)
-        self._before[uuid] = now_s, used
+        before = self._previous.get(uuid)
+        self._previous[uuid] = now_s, used
         if before is None or now_s <= before[0]:
             return None
         cpu_s = sum(max(0.0, cpu_s - before[1].get(pid, cpu_s)) for pid, cpu_s in used.items())
         return min(1.0, cpu_s / (now_s - before[0]) / self._threads)
 
-    def _below(self, uuid: str, now_s: float) -> list[psutil.Process]:
+    def _child_processes(self, uuid: str, now_s: float) -> list[psutil.Process]:
         """What the rank has started, looked for now and then."""
-        if not self._trees:
+        if not self._include_children:
             return []
-        looked_s, found = self._started.get(uuid, (-_LOOK_S, []))
-        if now_s - looked_s >= _LOOK_S:
+        looked_s, found = self._children.get(uuid, (-_CHILD_SCAN_S, []))
+        if now_s - looked_s >= _CHILD_SCAN_S:
             found = self._ranks[uuid].children(recursive=True)
-            self._started[uuid] = now_s, found
+            self._children[uuid] = now_s, found
         return found
 
     def processes(self, uuid: str) -> DeviceProcesses:

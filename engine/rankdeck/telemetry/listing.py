@@ -16,14 +16,14 @@ from rankdeck.telemetry.readings import NoticeLine
 from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck.telemetry.sampler_process import SamplerProcess
 
-PATIENCE_S = 20.0
+LISTING_TIMEOUT_S = 20.0
 """How long a driver may take to answer everything once; longer by what is lost on each GPU that hangs."""
-HANGS_AFTER_S = 5.0
-_PAUSE_S = 0.1
+HANG_TIMEOUT_S = 5.0
+_RESTART_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
-class Listing:
+class GpuListing:
     """`notices` are what happened while the driver was asked: a lost GPU, a crash, a slow call."""
 
     gpus: list[GpuStatus]
@@ -38,10 +38,10 @@ def list_gpus() -> list[GpuStatus]:
     Raises:
         MachineError: there is no driver, or it does not answer.
     """
-    return ask_once().gpus
+    return query_gpus().gpus
 
 
-def ask_once(patience_s: float = PATIENCE_S, *, pcie: bool = False) -> Listing:
+def query_gpus(timeout_s: float = LISTING_TIMEOUT_S, *, pcie: bool = False) -> GpuListing:
     """All GPUs with all readings, PCIe on request. A device that crashes the library, or does not come back,
     is lost; the others are asked again.
 
@@ -49,29 +49,29 @@ def ask_once(patience_s: float = PATIENCE_S, *, pcie: bool = False) -> Listing:
         MachineError: there is no driver, or it does not answer at all.
     """
     registry = DeviceRegistry()
-    hangs_after_s = min(HANGS_AFTER_S, patience_s / 4)
+    hangs_after_s = min(HANG_TIMEOUT_S, timeout_s / 4)
     sampler = SamplerProcess(
         ["--once", *(["--pcie"] if pcie else [])],
         piped=True,
-        hangs_after_s=hangs_after_s,
-        first_pause_s=_PAUSE_S,
+        hang_timeout_s=hangs_after_s,
+        first_pause_s=_RESTART_PAUSE_S,
     )
-    end_s = time.monotonic() + patience_s
+    end_s = time.monotonic() + timeout_s
     try:
         while sampler.exit_code is None and time.monotonic() < end_s:
-            for line in [*sampler.wait_for_lines(min(0.5, patience_s)), *sampler.poll()]:
+            for line in [*sampler.wait_for_lines(min(0.5, timeout_s)), *sampler.poll()]:
                 registry.feed(line, time.monotonic())
                 if isinstance(line, NoticeLine) and line.code == "restarted":
                     end_s += hangs_after_s
     finally:
         sampler.stop(grace_s=0.1)
-    if registry.listed is None:
-        raise _no_answer(registry.notices, patience_s)
-    gpus = registry.gpus(time.monotonic(), keeps=True)
-    return Listing(gpus, registry.notices, registry.listed.driver, registry.listed.simulated)
+    if registry.devices_line is None:
+        raise _no_answer_error(registry.notices, timeout_s)
+    gpus = registry.gpus(time.monotonic(), keep_stale=True)
+    return GpuListing(gpus, registry.notices, registry.devices_line.driver, registry.devices_line.simulated)
 
 
-def _no_answer(notices: list[NoticeLine], patience_s: float) -> MachineError:
+def _no_answer_error(notices: list[NoticeLine], patience_s: float) -> MachineError:
     for notice in notices:
         if notice.code in ("no-driver", "driver", "restarted"):
             code = "driver" if notice.code == "restarted" else notice.code

@@ -16,22 +16,22 @@ from typing import Any, ClassVar
 
 import pynvml
 
-from rankdeck.base.phrases import marked, phrase
-from rankdeck.telemetry.attribution import ProcessNames
-from rankdeck.telemetry.last_call import EVENTS
+from rankdeck.base.phrases import phrase, tr_noop
+from rankdeck.telemetry.attribution import ProcessIdentities
+from rankdeck.telemetry.crash_marker import EVENTS
 from rankdeck.telemetry.nvml_calls import (
     CALLS,
-    FAILED,
-    LOST,
-    REFUSED,
-    Call,
+    LOST_ERRORS,
+    NVML_ERRORS,
+    REFUSED_ERRORS,
+    NvmlCall,
     NvmlGpu,
-    known,
+    call_or_none,
+    call_text,
+    nvml_error_text,
     open_nvml,
-    reason,
-    text_of,
 )
-from rankdeck.telemetry.nvml_devices import LEFT_OUT, DeviceFinder, Mark
+from rankdeck.telemetry.nvml_devices import SKIPPED_TEXT, DeviceFinder, MarkCall
 from rankdeck.telemetry.nvml_events import XidEvents
 from rankdeck.telemetry.provider import DeviceLostError, Provider
 from rankdeck.telemetry.readings import (
@@ -42,12 +42,12 @@ from rankdeck.telemetry.readings import (
     Reading,
 )
 
-BUS_FOLDER = Path("/proc/driver/nvidia/gpus")
-SLOW_S = 0.25
-RESTS_FOR = 20
-ASK_AGAIN_S = 60.0
-_IMPOSSIBLE = marked("the driver told {value}, which cannot be")
-_PROCESSES = Call(("processes",), lambda _: ())
+NVIDIA_GPUS_FOLDER = Path("/proc/driver/nvidia/gpus")
+SLOW_CALL_S = 0.25
+PAUSE_FACTOR = 20
+RETRY_S = 60.0
+_IMPOSSIBLE_TEXT = tr_noop("the driver told {value}, which cannot be")
+_PROCESSES_CALL = NvmlCall(("processes",), lambda _: ())
 _UNITS = {name: metric.unit for name, metric in METRICS.items()}
 
 
@@ -58,10 +58,10 @@ class NvmlProvider(Provider):
     hears which device is asked next, and for what.
     """
 
-    opens = True
+    needs_reopen = True
 
     def __init__(
-        self, library: Path | None = None, skip: Collection[str] = (), mark: Mark = lambda *_: None
+        self, library: Path | None = None, skip: Collection[str] = (), mark: MarkCall = lambda *_: None
     ) -> None:
         """Raises: MachineError where there is no driver, or none that answers."""
         self._simulated = library is not None
@@ -69,9 +69,9 @@ class NvmlProvider(Provider):
         self._mark = mark
         self._finder = DeviceFinder(self._skip, mark, simulated=self._simulated)
         self._gpus: dict[str, NvmlGpu] = {}
-        self._names = ProcessNames()
-        self._plans: dict[tuple[str, ...], tuple[Call, ...]] = {}
-        self._lists: tuple[ProcessList, ProcessList] | None = None
+        self._identities = ProcessIdentities()
+        self._calls_by_metrics: dict[tuple[str, ...], tuple[NvmlCall, ...]] = {}
+        self._process_lists: tuple[ProcessList, ProcessList] | None = None
         self._xids: XidEvents | None = None
         self._notices: list[NoticeLine] = []
         open_nvml(library)
@@ -80,74 +80,76 @@ class NvmlProvider(Provider):
         """Raises: MachineError."""
         self._gpus = self._finder.find()
         self._mark("", "nvmlSystemGetDriverVersion")
-        driver = known(text_of, pynvml.nvmlSystemGetDriverVersion)
+        driver = call_or_none(call_text, pynvml.nvmlSystemGetDriverVersion)
         devices = [gpu.device for gpu in self._gpus.values()]
         return DevicesLine(devices=devices, driver=driver, simulated=self._simulated)
 
     def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
         """Raises: DeviceLostError."""
-        gpu = self._awake(uuid)
-        plan = self._plans.get(metrics)
+        gpu = self._usable_gpu(uuid)
+        plan = self._calls_by_metrics.get(metrics)
         if plan is None:
             wanted = set(metrics)
-            plan = self._plans[metrics] = tuple(call for call in CALLS if wanted & set(call.metrics))
+            plan = self._calls_by_metrics[metrics] = tuple(
+                call for call in CALLS if wanted & set(call.metrics)
+            )
         readings: dict[str, Reading] = {}
-        resting = gpu.resting
+        resting = gpu.paused_until
         now_s = time.monotonic()
         for call in plan:
-            if call in resting and not self._has_rested(gpu, call, now_s, readings):
+            if call in resting and not self._is_due(gpu, call, now_s, readings):
                 continue
             self._mark(uuid, call.metrics[0])
             try:
-                values = call.ask(gpu)
-            except FAILED as error:
-                readings |= dict.fromkeys(call.metrics, self._failed(gpu, call, error, now_s))
+                values = call.query(gpu)
+            except NVML_ERRORS as error:
+                readings |= dict.fromkeys(call.metrics, self._failed_reading(gpu, call, error, now_s))
             else:
                 for name, value in zip(call.metrics, values, strict=False):
                     readings[name] = (
                         Reading(value, "value", _UNITS[name])
                         if 0 <= value <= gpu.limits[name]
-                        else Reading(state="error", unit=_UNITS[name], detail=_impossible(value))
+                        else Reading(state="error", unit=_UNITS[name], detail=_impossible_text(value))
                     )
             before_s, now_s = now_s, time.monotonic()
-            if now_s - before_s > SLOW_S:
-                self._rest(gpu, call, now_s - before_s)
+            if now_s - before_s > SLOW_CALL_S:
+                self._pause_call(gpu, call, now_s - before_s)
         return readings
 
-    def _has_rested(self, gpu: NvmlGpu, call: Call, now_s: float, readings: dict[str, Reading]) -> bool:
+    def _is_due(self, gpu: NvmlGpu, call: NvmlCall, now_s: float, readings: dict[str, Reading]) -> bool:
         """Whether the call may be made again; until then `readings` gets what is known of its metrics."""
-        until_s, known_of_it = gpu.resting[call]
+        until_s, known_of_it = gpu.paused_until[call]
         if until_s > now_s:
             if known_of_it is not None:
                 for name in call.metrics:
                     readings[name] = known_of_it
             return False
-        del gpu.resting[call]
+        del gpu.paused_until[call]
         return True
 
-    def _awake(self, uuid: str) -> NvmlGpu:
+    def _usable_gpu(self, uuid: str) -> NvmlGpu:
         gpu = self._gpus[uuid]
         if gpu.handle is None or uuid in self._skip:
-            raise DeviceLostError(gpu.device.why or LEFT_OUT)
+            raise DeviceLostError(gpu.device.why or SKIPPED_TEXT)
         return gpu
 
-    def _failed(self, gpu: NvmlGpu, call: Call, error: Exception, now_s: float) -> Reading:
+    def _failed_reading(self, gpu: NvmlGpu, call: NvmlCall, error: Exception, now_s: float) -> Reading:
         """Raises: DeviceLostError."""
-        if isinstance(error, LOST):
-            raise DeviceLostError(reason(error)) from None
-        if isinstance(error, REFUSED):
+        if isinstance(error, LOST_ERRORS):
+            raise DeviceLostError(nvml_error_text(error)) from None
+        if isinstance(error, REFUSED_ERRORS):
             reading = Reading(state="unsupported", unit=_UNITS.get(call.metrics[0], ""))
-            gpu.resting[call] = (now_s + ASK_AGAIN_S, reading)
+            gpu.paused_until[call] = (now_s + RETRY_S, reading)
             return reading
-        return Reading(state="error", unit=_UNITS.get(call.metrics[0], ""), detail=reason(error))
+        return Reading(state="error", unit=_UNITS.get(call.metrics[0], ""), detail=nvml_error_text(error))
 
-    def _rest(self, gpu: NvmlGpu, call: Call, took_s: float) -> None:
+    def _pause_call(self, gpu: NvmlGpu, call: NvmlCall, took_s: float) -> None:
         """A call that took long: not again for a while, and a notice says so, once a minute."""
         now_s = time.monotonic()
-        gpu.resting[call] = (now_s + RESTS_FOR * took_s, None)
-        if now_s - gpu.told_slow_s.get(call, -ASK_AGAIN_S) < ASK_AGAIN_S:
+        gpu.paused_until[call] = (now_s + PAUSE_FACTOR * took_s, None)
+        if now_s - gpu.slow_notice_s.get(call, -RETRY_S) < RETRY_S:
             return
-        gpu.told_slow_s[call] = now_s
+        gpu.slow_notice_s[call] = now_s
         names = ", ".join(call.metrics)
         self._notices.append(
             NoticeLine(
@@ -159,7 +161,7 @@ class NvmlProvider(Provider):
                     index=gpu.device.index,
                     took=took_s,
                     names=names,
-                    rest=RESTS_FOR * took_s,
+                    rest=PAUSE_FACTOR * took_s,
                 ),
             )
         )
@@ -172,29 +174,29 @@ class NvmlProvider(Provider):
 
     def processes(self, uuid: str) -> DeviceProcesses:
         """Raises: DeviceLostError."""
-        gpu = self._awake(uuid)
+        gpu = self._usable_gpu(uuid)
         now_s = time.monotonic()
-        if _PROCESSES in gpu.resting and (rest := gpu.resting[_PROCESSES])[0] > now_s:
+        if _PROCESSES_CALL in gpu.paused_until and (rest := gpu.paused_until[_PROCESSES_CALL])[0] > now_s:
             return DeviceProcesses(uuid, state="stale" if rest[1] is None else rest[1].state)
-        self._mark(uuid, _PROCESSES.metrics[0])
+        self._mark(uuid, _PROCESSES_CALL.metrics[0])
         try:
-            self._lists = self._lists or (ProcessList("Compute"), ProcessList("Graphics"))
-            compute, graphics = self._lists[0](gpu.handle), self._lists[1](gpu.handle)
-        except FAILED as error:
-            return DeviceProcesses(uuid, state=self._failed(gpu, _PROCESSES, error, now_s).state)
+            self._process_lists = self._process_lists or (ProcessList("Compute"), ProcessList("Graphics"))
+            compute, graphics = self._process_lists[0](gpu.handle), self._process_lists[1](gpu.handle)
+        except NVML_ERRORS as error:
+            return DeviceProcesses(uuid, state=self._failed_reading(gpu, _PROCESSES_CALL, error, now_s).state)
         took_s = time.monotonic() - now_s
-        if took_s > SLOW_S:
-            self._rest(gpu, _PROCESSES, took_s)
+        if took_s > SLOW_CALL_S:
+            self._pause_call(gpu, _PROCESSES_CALL, took_s)
         # A process that does both is listed twice by the driver; compute is what keeps a GPU from a run.
         most = gpu.limits["used_bytes"]
         by_pid = {
-            pid: self._names.use(pid, used_bytes if (used_bytes or 0) <= most else None, kind)
+            pid: self._identities.process_use(pid, used_bytes if (used_bytes or 0) <= most else None, kind)
             for kind, found in (("graphics", graphics), ("compute", compute))
             for pid, used_bytes in found
         }
         if by_pid.keys() != gpu.pids:
             gpu.pids = set(by_pid)
-            self._names.keep_only(pid for other in self._gpus.values() for pid in other.pids)
+            self._identities.retain(pid for other in self._gpus.values() for pid in other.pids)
         return DeviceProcesses(uuid, [by_pid[pid] for pid in sorted(by_pid)])
 
     def listen(self) -> bool:
@@ -212,17 +214,17 @@ class NvmlProvider(Provider):
         """The count that NVML tells, the GPUs on the bus, where a new one shows first, and those that answer
         now and did not."""
         try:
-            on_bus = sorted(entry.name for entry in BUS_FOLDER.iterdir())
+            on_bus = sorted(entry.name for entry in NVIDIA_GPUS_FOLDER.iterdir())
         except OSError:
             on_bus = []
-        return known(pynvml.nvmlDeviceGetCount), on_bus, self._finder.answers_now()
+        return call_or_none(pynvml.nvmlDeviceGetCount), on_bus, self._finder.recovered_indices()
 
     def close(self) -> None:
-        known(pynvml.nvmlShutdown)
+        call_or_none(pynvml.nvmlShutdown)
 
 
-def _impossible(value: float) -> str:
-    return str(phrase(_IMPOSSIBLE, value=value))
+def _impossible_text(value: float) -> str:
+    return str(phrase(_IMPOSSIBLE_TEXT, value=value))
 
 
 # Who is on a GPU, as NVML lists it: in one call where pynvml makes two, and whatever the driver answers.
@@ -231,35 +233,35 @@ def _impossible(value: float) -> str:
 # has shorter entries; a library that is newer than its driver may refuse the newest.
 
 _UNKNOWN_BYTES = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
-_FIRST_ROOM, MOST_PROCESSES = 32, 1 << 14
-_GROWS = 4
+_INITIAL_CAPACITY, MAX_PROCESSES = 32, 1 << 14
+_MAX_RETRIES = 4
 """How often a list may have grown between two calls, before it is taken for one that never fits."""
-_OTHER_VERSION = (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+_VERSION_ERRORS = (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 
 
-class _FirstEntry(ctypes.Structure):
+class _ProcessInfoV1(ctypes.Structure):
     _fields_: ClassVar = [("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong)]
 
 
-_VERSIONS = {"_v3": pynvml.c_nvmlProcessInfo_v2_t, "_v2": pynvml.c_nvmlProcessInfo_v2_t, "": _FirstEntry}
+_VERSIONS = {"_v3": pynvml.c_nvmlProcessInfo_v2_t, "_v2": pynvml.c_nvmlProcessInfo_v2_t, "": _ProcessInfoV1}
 
 
-class _Version:
+class _ProcessQuery:
     """A list as one version of the driver's interface makes it."""
 
     def __init__(self, ask: Any, entry: type[ctypes.Structure]) -> None:
         self._ask, self._entry = ask, entry
-        self._entries = (entry * _FIRST_ROOM)()
+        self._entries = (entry * _INITIAL_CAPACITY)()
 
     def __call__(self, handle: Any) -> list[tuple[int, int | None]]:
         """Raises: NVMLError."""
         code, count = pynvml.NVML_ERROR_INSUFFICIENT_SIZE, ctypes.c_uint()
-        for _ in range(_GROWS):
+        for _ in range(_MAX_RETRIES):
             count.value = len(self._entries)
             code = self._ask(handle, ctypes.byref(count), self._entries)
-            if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE or count.value > MOST_PROCESSES:
+            if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE or count.value > MAX_PROCESSES:
                 break
-            self._entries = (self._entry * (2 * max(count.value, _FIRST_ROOM)))()
+            self._entries = (self._entry * (2 * max(count.value, _INITIAL_CAPACITY)))()
         if code != pynvml.NVML_SUCCESS:
             raise pynvml.NVMLError(code)
         return [
@@ -275,7 +277,7 @@ class ProcessList:
         """`kind`: Compute | Graphics."""
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         found = {end: getattr(pynvml.nvmlLib, name + end, None) for end in _VERSIONS}
-        self._versions = [_Version(ask, _VERSIONS[end]) for end, ask in found.items() if ask is not None]
+        self._versions = [_ProcessQuery(ask, _VERSIONS[end]) for end, ask in found.items() if ask is not None]
 
     def __call__(self, handle: Any) -> list[tuple[int, int | None]]:
         """(process id, bytes; None where the driver does not tell). Raises: NVMLError."""
@@ -284,7 +286,7 @@ class ProcessList:
             try:
                 found = ask(handle)
             except pynvml.NVMLError as error:
-                if error.value not in _OTHER_VERSION:
+                if error.value not in _VERSION_ERRORS:
                     raise
                 refused = error
             else:

@@ -15,42 +15,42 @@ from typing import Any
 import pynvml
 
 from rankdeck.base.errors import MachineError
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.telemetry.readings import METRICS, Device, Reading
 
 SONAME = "libnvidia-ml.so.1"
-RESTART = marked("Try nvidia-smi; after an update of the driver the machine needs a restart.")
-REFUSED = (
+RESTART_ADVICE = tr_noop("Try nvidia-smi; after an update of the driver the machine needs a restart.")
+REFUSED_ERRORS = (
     pynvml.NVMLError_NotSupported,
     pynvml.NVMLError_FunctionNotFound,
     pynvml.NVMLError_ArgumentVersionMismatch,
     pynvml.NVMLError_NoPermission,
     pynvml.NVMLLibraryMismatchError,  # of an old driver; it is no NVMLError
 )
-LOST = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired, pynvml.NVMLError_GpuNotFound)
-FAILED = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
-_LIMITS = {metric.name: metric.most for metric in METRICS.values()}
+LOST_ERRORS = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired, pynvml.NVMLError_GpuNotFound)
+NVML_ERRORS = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
+_METRIC_LIMITS = {metric.name: metric.maximum for metric in METRICS.values()}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Call:
+class NvmlCall:
     """One call of the library, and the metrics that it answers, in order."""
 
     metrics: tuple[str, ...]
-    ask: Callable[[NvmlGpu], tuple[float | int, ...]]
+    query: Callable[[NvmlGpu], tuple[float | int, ...]]
 
 
 @dataclass(slots=True)
 class NvmlGpu:
-    """`resting`: until when (CLOCK_MONOTONIC) a call is not made, and why its metrics have no value.
-    `limits`: what a metric cannot be above. `told_slow_s`: when it was last told of a call that it is slow.
+    """`paused_until`: until when (CLOCK_MONOTONIC) a call is not made, and why its metrics have no value.
+    `limits`: what a metric cannot be above. `slow_notice_s`: when it was last told of a call that it is slow.
     """
 
     device: Device
     handle: Any
-    resting: dict[Call, tuple[float, Reading | None]] = field(default_factory=dict)
-    limits: dict[str, float] = field(default_factory=_LIMITS.copy)
-    told_slow_s: dict[Call, float] = field(default_factory=dict)
+    paused_until: dict[NvmlCall, tuple[float, Reading | None]] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=_METRIC_LIMITS.copy)
+    slow_notice_s: dict[NvmlCall, float] = field(default_factory=dict)
     memory_version: int | None = None
     pids: set[int] = field(default_factory=set)
 
@@ -88,32 +88,34 @@ def _pcie(way: int) -> Callable[[NvmlGpu], tuple[int, ...]]:
 
 
 CALLS = (
-    Call(("used_bytes",), _used_bytes),
-    Call(("utilisation", "memory_utilisation"), _utilisation),
-    Call(("power_w",), lambda gpu: (pynvml.nvmlDeviceGetPowerUsage(gpu.handle) / 1000,)),
-    Call(("energy_j",), lambda gpu: (pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle) / 1000,)),
-    Call(
+    NvmlCall(("used_bytes",), _used_bytes),
+    NvmlCall(("utilisation", "memory_utilisation"), _utilisation),
+    NvmlCall(("power_w",), lambda gpu: (pynvml.nvmlDeviceGetPowerUsage(gpu.handle) / 1000,)),
+    NvmlCall(("energy_j",), lambda gpu: (pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle) / 1000,)),
+    NvmlCall(
         ("temperature_c",),
         lambda gpu: (pynvml.nvmlDeviceGetTemperature(gpu.handle, pynvml.NVML_TEMPERATURE_GPU),),
     ),
-    Call(("sm_clock_mhz",), lambda gpu: (pynvml.nvmlDeviceGetClockInfo(gpu.handle, pynvml.NVML_CLOCK_SM),)),
-    Call(
+    NvmlCall(
+        ("sm_clock_mhz",), lambda gpu: (pynvml.nvmlDeviceGetClockInfo(gpu.handle, pynvml.NVML_CLOCK_SM),)
+    ),
+    NvmlCall(
         ("memory_clock_mhz",),
         lambda gpu: (pynvml.nvmlDeviceGetClockInfo(gpu.handle, pynvml.NVML_CLOCK_MEM),),
     ),
-    Call(("throttle",), _throttle),
-    Call(("fan",), lambda gpu: (pynvml.nvmlDeviceGetFanSpeed(gpu.handle) / 100,)),
-    Call(("ecc_errors",), _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)),
-    Call(("ecc_corrected",), _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)),
-    Call(("performance_state",), _performance_state),
-    Call(("pcie_tx_bps",), _pcie(pynvml.NVML_PCIE_UTIL_TX_BYTES)),
-    Call(("pcie_rx_bps",), _pcie(pynvml.NVML_PCIE_UTIL_RX_BYTES)),
+    NvmlCall(("throttle",), _throttle),
+    NvmlCall(("fan",), lambda gpu: (pynvml.nvmlDeviceGetFanSpeed(gpu.handle) / 100,)),
+    NvmlCall(("ecc_errors",), _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)),
+    NvmlCall(("ecc_corrected",), _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)),
+    NvmlCall(("performance_state",), _performance_state),
+    NvmlCall(("pcie_tx_bps",), _pcie(pynvml.NVML_PCIE_UTIL_TX_BYTES)),
+    NvmlCall(("pcie_rx_bps",), _pcie(pynvml.NVML_PCIE_UTIL_RX_BYTES)),
 )
 
 
 def open_nvml(library: Path | None) -> None:
     if library is not None:
-        _load(library)
+        _load_library(library)
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
@@ -124,15 +126,15 @@ def open_nvml(library: Path | None) -> None:
                 "GPUs need NVIDIA's driver. Without one, rehearse on virtual devices: --devices cpu:2."
             ),
         ) from None
-    except FAILED as error:
+    except NVML_ERRORS as error:
         raise MachineError(
-            phrase("NVIDIA's driver does not answer: {error}.", error=reason(error)),
+            phrase("NVIDIA's driver does not answer: {error}.", error=nvml_error_text(error)),
             code="driver",
-            advice=phrase(RESTART),
+            advice=phrase(RESTART_ADVICE),
         ) from None
 
 
-def _load(library: Path) -> None:
+def _load_library(library: Path) -> None:
     """Load a stand-in before pynvml looks for the driver's library: the loader then takes it by its soname.
 
     Raises: MachineError.
@@ -155,15 +157,15 @@ def _load(library: Path) -> None:
     )
 
 
-def known(ask: Callable[..., Any], *arguments: Any) -> Any:
+def call_or_none(ask: Callable[..., Any], *arguments: Any) -> Any:
     """The answer, or None where the driver or the card refuses it."""
     try:
         return ask(*arguments)
-    except FAILED:
+    except NVML_ERRORS:
         return None
 
 
-def text_of(ask: Callable[..., Any], *arguments: Any) -> str:
+def call_text(ask: Callable[..., Any], *arguments: Any) -> str:
     """A text of the driver, whatever its bytes. pynvml fails where they are no UTF-8: that is gone round.
 
     Raises: NVMLError.
@@ -172,7 +174,7 @@ def text_of(ask: Callable[..., Any], *arguments: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def reason(error: Exception) -> str:
+def nvml_error_text(error: Exception) -> str:
     """What the driver calls an error; its number where that is no text."""
     try:
         return str(error) or type(error).__name__

@@ -14,107 +14,107 @@ import psutil
 import pynvml
 
 from rankdeck.base.errors import MachineError
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.telemetry.nvml_calls import (
     CALLS,
-    FAILED,
-    LOST,
-    REFUSED,
-    RESTART,
+    LOST_ERRORS,
+    NVML_ERRORS,
+    REFUSED_ERRORS,
+    RESTART_ADVICE,
     NvmlGpu,
-    known,
-    reason,
-    text_of,
+    call_or_none,
+    call_text,
+    nvml_error_text,
 )
-from rankdeck.telemetry.readings import METRICS, Device, nameless, with_place
+from rankdeck.telemetry.readings import METRICS, Device, indexed_uuid, placeholder_uuid
 
-Mark = Callable[[str, str], None]
+MarkCall = Callable[[str, str], None]
 """Hears which device is asked next, and for what: before a call that may crash or hang its process."""
-MOST_GPUS, _MOST_INSTANCES, _MOST_ROWS = 256, 64, 1 << 16
+MAX_GPUS, _MAX_INSTANCES, _MAX_ROWS = 256, 64, 1 << 16
 """What is more is no answer of a driver that is well."""
-LEFT_OUT = marked("it ended a sampler before")
+SKIPPED_TEXT = tr_noop("it ended a sampler before")
 
 
 class DeviceFinder:
     """Lists the GPUs of an open NVML. `skip` are UUIDs, or "#index", of what is never asked."""
 
-    def __init__(self, skip: Collection[str], mark: Mark, *, simulated: bool) -> None:
+    def __init__(self, skip: Collection[str], mark: MarkCall, *, simulated: bool) -> None:
         self._skip = skip
         self._mark = mark
         self._simulated = simulated
         self._found: dict[str, NvmlGpu] = {}
-        self._unreached: list[int] = []
+        self._unreachable: list[int] = []
 
     def find(self) -> dict[str, NvmlGpu]:
         """By UUID, in NVML's order, MIG instances after their GPU. Raises: MachineError."""
-        self._found, self._unreached = {}, []
+        self._found, self._unreachable = {}, []
         try:
             count = pynvml.nvmlDeviceGetCount()
-        except FAILED as error:
-            words = phrase("NVIDIA's driver failed: {error}.", error=reason(error))
-            raise MachineError(words, code="driver", advice=phrase(RESTART)) from None
-        for index in range(min(count, MOST_GPUS)):
-            self._add(index)
+        except NVML_ERRORS as error:
+            words = phrase("NVIDIA's driver failed: {error}.", error=nvml_error_text(error))
+            raise MachineError(words, code="driver", advice=phrase(RESTART_ADVICE)) from None
+        for index in range(min(count, MAX_GPUS)):
+            self._add_gpu(index)
         return self._found
 
-    def answers_now(self) -> list[int]:
+    def recovered_indices(self) -> list[int]:
         """The indices of GPUs that did not answer when they were listed, and do now."""
-        return [index for index in self._unreached if known(self._reach, index) is not None]
+        return [index for index in self._unreachable if call_or_none(self._open_device, index) is not None]
 
-    def _reach(self, index: int) -> tuple[Any, str]:
+    def _open_device(self, index: int) -> tuple[Any, str]:
         """Handle and UUID. Raises: NVMLError."""
         place = f"#{index}"
-        handle = self._ask(place, pynvml.nvmlDeviceGetHandleByIndex, index)
+        handle = self._call(place, pynvml.nvmlDeviceGetHandleByIndex, index)
         self._mark(place, "nvmlDeviceGetUUID")
-        return handle, text_of(pynvml.nvmlDeviceGetUUID, handle)
+        return handle, call_text(pynvml.nvmlDeviceGetUUID, handle)
 
-    def _ask(self, place: str, ask: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, place: str, ask: Callable[..., Any], *arguments: Any) -> Any:
         self._mark(place, ask.__name__)
         return ask(*arguments)
 
-    def _known(self, gpu: NvmlGpu, ask: Callable[..., Any], *arguments: Any) -> Any:
+    def _call_or_none(self, gpu: NvmlGpu, ask: Callable[..., Any], *arguments: Any) -> Any:
         self._mark(f"#{gpu.device.index}", ask.__name__)
-        return known(ask, gpu.handle, *arguments)
+        return call_or_none(ask, gpu.handle, *arguments)
 
-    def _add(self, index: int) -> None:
-        handle, uuid, why = None, nameless(index), None
+    def _add_gpu(self, index: int) -> None:
+        handle, uuid, why = None, placeholder_uuid(index), None
         if f"#{index}" in self._skip:
-            why = LEFT_OUT
+            why = SKIPPED_TEXT
         else:
             try:
-                handle, uuid = self._reach(index)
-            except FAILED as error:
+                handle, uuid = self._open_device(index)
+            except NVML_ERRORS as error:
                 # What does not answer still counts, but may have not even a UUID any more.
-                self._unreached.append(index)
-                why = reason(error)
-        gpu = self._enter(Device(uuid=uuid, index=index, name=f"GPU {index}"), handle, why)
+                self._unreachable.append(index)
+                why = nvml_error_text(error)
+        gpu = self._add_device(Device(uuid=uuid, index=index, name=f"GPU {index}"), handle, why)
         if gpu.device.lost_at is None:
             self._add_instances(gpu)
 
-    def _enter(self, device: Device, handle: Any, why: str | None = None) -> NvmlGpu:
+    def _add_device(self, device: Device, handle: Any, why: str | None = None) -> NvmlGpu:
         """List it under its UUID; under one with its place where another has the same, or it has none."""
         if not device.uuid or device.uuid in self._found:
-            device.uuid = with_place(device.uuid, len(self._found))
+            device.uuid = indexed_uuid(device.uuid, len(self._found))
         device.simulated = self._simulated
         gpu = self._found[device.uuid] = NvmlGpu(device, handle)
         if device.uuid in self._skip:
-            why = LEFT_OUT
+            why = SKIPPED_TEXT
         if why is None:
             self._mark(f"#{device.index}", "nvmlDeviceGetName")
-            device.name = known(text_of, pynvml.nvmlDeviceGetName, handle) or device.name
-            self._read_facts(gpu)
+            device.name = call_or_none(call_text, pynvml.nvmlDeviceGetName, handle) or device.name
+            self._read_static_info(gpu)
         else:
             device.lost_at, device.why = time.time(), why
         return gpu
 
-    def _read_facts(self, gpu: NvmlGpu) -> None:
+    def _read_static_info(self, gpu: NvmlGpu) -> None:
         """What does not change: capacity, limits, which calls there are."""
         device = gpu.device
         self._read_capacity(gpu)
         if device.lost_at is not None:
             return
-        limit_mw = self._known(gpu, pynvml.nvmlDeviceGetEnforcedPowerLimit)
-        if limit_mw and limit_mw / 1000 <= METRICS["power_w"].most:
+        limit_mw = self._call_or_none(gpu, pynvml.nvmlDeviceGetEnforcedPowerLimit)
+        if limit_mw and limit_mw / 1000 <= METRICS["power_w"].maximum:
             device.power_limit_w = limit_mw / 1000
         if device.parent is None:
             self._read_health(gpu)
@@ -126,40 +126,40 @@ class DeviceFinder:
         device = gpu.device
         device.max_sm_clock_mhz = self._clock(gpu, "sm_clock_mhz", pynvml.NVML_CLOCK_SM)
         device.max_memory_clock_mhz = self._clock(gpu, "memory_clock_mhz", pynvml.NVML_CLOCK_MEM)
-        mode = self._known(gpu, pynvml.nvmlDeviceGetEccMode)
+        mode = self._call_or_none(gpu, pynvml.nvmlDeviceGetEccMode)
         device.ecc = None if mode is None else mode[0] == pynvml.NVML_FEATURE_ENABLED
-        rows = self._known(gpu, pynvml.nvmlDeviceGetRemappedRows)
-        if rows is not None and max(rows[:2]) <= _MOST_ROWS:
+        rows = self._call_or_none(gpu, pynvml.nvmlDeviceGetRemappedRows)
+        if rows is not None and max(rows[:2]) <= _MAX_ROWS:
             device.rows_corrected, device.rows_uncorrected = rows[:2]
             device.rows_pending, device.rows_failed = bool(rows[2]), bool(rows[3])
-        links = [self._known(gpu, pynvml.nvmlDeviceGetNvLinkState, 0)]
+        links = [self._call_or_none(gpu, pynvml.nvmlDeviceGetNvLinkState, 0)]
         while links[-1] is not None and len(links) < pynvml.NVML_NVLINK_MAX_LINKS:
-            links.append(self._known(gpu, pynvml.nvmlDeviceGetNvLinkState, len(links)))
+            links.append(self._call_or_none(gpu, pynvml.nvmlDeviceGetNvLinkState, len(links)))
         told = [link for link in links if link is not None]
         if told:
             device.num_links, device.links_up = len(told), told.count(pynvml.NVML_FEATURE_ENABLED)
 
     def _clock(self, gpu: NvmlGpu, metric: str, which: int) -> int | None:
-        mhz = self._known(gpu, pynvml.nvmlDeviceGetMaxClockInfo, which)
-        return mhz if mhz and mhz <= METRICS[metric].most else None
+        mhz = self._call_or_none(gpu, pynvml.nvmlDeviceGetMaxClockInfo, which)
+        return mhz if mhz and mhz <= METRICS[metric].maximum else None
 
     def _read_capacity(self, gpu: NvmlGpu) -> None:
         device = gpu.device
         for version in (pynvml.nvmlMemory_v2, None):
             try:
-                memory = self._ask(f"#{device.index}", pynvml.nvmlDeviceGetMemoryInfo, gpu.handle, version)
-            except LOST as error:
-                device.lost_at, device.why = time.time(), reason(error)
+                memory = self._call(f"#{device.index}", pynvml.nvmlDeviceGetMemoryInfo, gpu.handle, version)
+            except LOST_ERRORS as error:
+                device.lost_at, device.why = time.time(), nvml_error_text(error)
                 return
-            except REFUSED as error:
+            except REFUSED_ERRORS as error:
                 # A GPU without memory of its own: what it uses is the host's.
                 device.unified = device.parent is None and isinstance(error, pynvml.NVMLError_NotSupported)
                 device.host_bytes = psutil.virtual_memory().total if device.unified else None
                 continue
-            except FAILED:
+            except NVML_ERRORS:
                 return
             device.unified, device.host_bytes, gpu.memory_version = False, None, version
-            if 0 < memory.total <= METRICS["used_bytes"].most:
+            if 0 < memory.total <= METRICS["used_bytes"].maximum:
                 device.total_bytes = gpu.limits["used_bytes"] = int(memory.total)
             # The first version counts the driver's own reserve as used (since R510).
             if version and memory.reserved <= memory.total:
@@ -167,14 +167,14 @@ class DeviceFinder:
             return
 
     def _add_instances(self, gpu: NvmlGpu) -> None:
-        modes = self._known(gpu, pynvml.nvmlDeviceGetMigMode)
+        modes = self._call_or_none(gpu, pynvml.nvmlDeviceGetMigMode)
         gpu.device.mig = modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
         if not gpu.device.mig:
             return
-        count = self._known(gpu, pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0
-        for place in range(min(count, _MOST_INSTANCES)):
-            handle = self._known(gpu, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, place)
-            uuid = None if handle is None else known(text_of, pynvml.nvmlDeviceGetUUID, handle)
+        count = self._call_or_none(gpu, pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0
+        for place in range(min(count, _MAX_INSTANCES)):
+            handle = self._call_or_none(gpu, pynvml.nvmlDeviceGetMigDeviceHandleByIndex, place)
+            uuid = None if handle is None else call_or_none(call_text, pynvml.nvmlDeviceGetUUID, handle)
             if uuid is not None:
                 index, parent = gpu.device.index, gpu.device.uuid
-                self._enter(Device(uuid=uuid, index=index, name="MIG", parent=parent), handle)
+                self._add_device(Device(uuid=uuid, index=index, name="MIG", parent=parent), handle)

@@ -14,20 +14,20 @@ from typing import Any
 
 import pynvml
 
-from rankdeck.base.phrases import marked, phrase
-from rankdeck.telemetry.nvml_calls import FAILED, NvmlGpu, known
-from rankdeck.telemetry.nvml_devices import Mark
+from rankdeck.base.phrases import phrase, tr_noop
+from rankdeck.telemetry.nvml_calls import NVML_ERRORS, NvmlGpu, call_or_none
+from rankdeck.telemetry.nvml_devices import MarkCall
 from rankdeck.telemetry.readings import NoticeLine
 
-TELL_AGAIN_S = 60.0
-MOST_KINDS = 8
+REPEAT_NOTICE_S = 60.0
+MAX_KINDS = 8
 """So many numbers of a GPU are told apart within a minute; the rest is counted together, as number 0."""
-_BREATH_S = 0.001
+_EVENT_PAUSE_S = 0.001
 """Between two events: a driver that reports without end takes no more than a part of a core."""
-_MORE = marked("{what} So {count} more times in {seconds:.0f} s.")
-_OTHERS = marked("{gpu}: {count} XID errors of other numbers in {seconds:.0f} s.")
+_MORE_TEXT = tr_noop("{what} So {count} more times in {seconds:.0f} s.")
+_OTHERS_TEXT = tr_noop("{gpu}: {count} XID errors of other numbers in {seconds:.0f} s.")
 
-Kind = tuple[str | None, int]
+XidKind = tuple[str | None, int]
 
 
 class XidEvents:
@@ -36,71 +36,75 @@ class XidEvents:
     def __init__(self, gpus: Mapping[str, NvmlGpu]) -> None:
         self._gpus = gpus
         self._uuids = {_address(gpu.handle): uuid for uuid, gpu in gpus.items() if gpu.handle is not None}
-        self._set: Any = None
+        self._event_set: Any = None
         self._lock = threading.Lock()
-        self._heard: dict[Kind, int] = {}
-        self._told_s: dict[Kind, float] = {}
+        self._counts: dict[XidKind, int] = {}
+        self._reported_s: dict[XidKind, float] = {}
 
-    def register(self, mark: Mark) -> None:
+    def register(self, mark: MarkCall) -> None:
         """Ask the driver to report; where it has no events, nothing is ever heard."""
-        self._set = known(pynvml.nvmlEventSetCreate)
+        self._event_set = call_or_none(pynvml.nvmlEventSetCreate)
         for uuid, gpu in self._gpus.items():
-            if self._set is not None and gpu.device.parent is None and gpu.device.lost_at is None:
+            if self._event_set is not None and gpu.device.parent is None and gpu.device.lost_at is None:
                 mark(uuid, "nvmlDeviceRegisterEvents")
                 wanted = pynvml.nvmlEventTypeXidCriticalError
-                known(pynvml.nvmlDeviceRegisterEvents, gpu.handle, wanted, self._set)
+                call_or_none(pynvml.nvmlDeviceRegisterEvents, gpu.handle, wanted, self._event_set)
 
     def wait(self, timeout_s: float) -> None:
         """Until something has happened, or the time is over; called from a thread."""
-        if self._set is None:
+        if self._event_set is None:
             time.sleep(timeout_s)
             return
         try:
-            event = _wait(self._set, timeout_s)
+            event = _wait_for_event(self._event_set, timeout_s)
         except pynvml.NVMLError_Timeout:
             return
-        except FAILED:  # a lost GPU, which readings tell
+        except NVML_ERRORS:  # a lost GPU, which readings tell
             time.sleep(timeout_s)
             return
         if event.eventType & pynvml.nvmlEventTypeXidCriticalError:
             self.add(self._uuids.get(_address(event.device)), int(event.eventData))
-        time.sleep(_BREATH_S)
+        time.sleep(_EVENT_PAUSE_S)
 
     def add(self, uuid: str | None, number: int) -> None:
         with self._lock:
-            kinds = self._heard.keys() | self._told_s.keys()
-            if (uuid, number) not in kinds and sum(of == uuid for of, _ in kinds) >= MOST_KINDS:
+            kinds = self._counts.keys() | self._reported_s.keys()
+            if (uuid, number) not in kinds and sum(of == uuid for of, _ in kinds) >= MAX_KINDS:
                 number = 0
-            self._heard[uuid, number] = self._heard.get((uuid, number), 0) + 1
+            self._counts[uuid, number] = self._counts.get((uuid, number), 0) + 1
 
     def notices(self, now_s: float, *, at_end: bool = False) -> list[NoticeLine]:
         """What is due to be told; all of it at the end."""
-        if not self._heard and not self._told_s:
+        if not self._counts and not self._reported_s:
             return []
         with self._lock:
-            due = [kind for kind in self._heard if at_end or now_s - self._last_s(kind) >= TELL_AGAIN_S]
-            counts = {kind: self._heard.pop(kind) for kind in due}
-        notices = [self._notice(kind, count, now_s) for kind, count in counts.items()]
+            due = [
+                kind
+                for kind in self._counts
+                if at_end or now_s - self._last_reported_s(kind) >= REPEAT_NOTICE_S
+            ]
+            counts = {kind: self._counts.pop(kind) for kind in due}
+        notices = [self._make_notice(kind, count, now_s) for kind, count in counts.items()]
         with self._lock:
-            self._told_s |= dict.fromkeys(due, now_s)
-            for kind in [kind for kind in self._told_s if kind not in self._heard]:
-                if now_s - self._told_s[kind] >= TELL_AGAIN_S:
-                    del self._told_s[kind]
+            self._reported_s |= dict.fromkeys(due, now_s)
+            for kind in [kind for kind in self._reported_s if kind not in self._counts]:
+                if now_s - self._reported_s[kind] >= REPEAT_NOTICE_S:
+                    del self._reported_s[kind]
         return notices
 
-    def _last_s(self, kind: Kind) -> float:
-        return self._told_s.get(kind, -TELL_AGAIN_S)
+    def _last_reported_s(self, kind: XidKind) -> float:
+        return self._reported_s.get(kind, -REPEAT_NOTICE_S)
 
-    def _notice(self, kind: Kind, count: int, now_s: float) -> NoticeLine:
+    def _make_notice(self, kind: XidKind, count: int, now_s: float) -> NoticeLine:
         uuid, number = kind
         device = None if uuid is None else self._gpus[uuid].device
         gpu = phrase("A GPU") if device is None else f"GPU {device.index} ({device.name})"
-        message, advice = describe(number, gpu)
-        seconds = min(now_s - self._last_s(kind), TELL_AGAIN_S)
+        message, advice = describe_xid(number, gpu)
+        seconds = min(now_s - self._last_reported_s(kind), REPEAT_NOTICE_S)
         if number == 0:
-            message = phrase(_OTHERS, gpu=gpu, count=count, seconds=seconds)
-        elif kind in self._told_s:
-            message = phrase(_MORE, what=message, count=count, seconds=seconds)
+            message = phrase(_OTHERS_TEXT, gpu=gpu, count=count, seconds=seconds)
+        elif kind in self._reported_s:
+            message = phrase(_MORE_TEXT, what=message, count=count, seconds=seconds)
         return NoticeLine(
             code="xid",
             uuid=uuid,
@@ -108,11 +112,11 @@ class XidEvents:
             count=count,
             message=message,
             advice=advice,
-            severity="warning" if number in BY_PROGRAMS else "error",
+            severity="warning" if number in PROGRAM_ERRORS else "error",
         )
 
 
-def _wait(events: Any, timeout_s: float) -> Any:
+def _wait_for_event(events: Any, timeout_s: float) -> Any:
     """Raises: NVMLError."""
     # Drivers before 450 have the first version alone; it fills in the beginning.
     ask = getattr(pynvml.nvmlLib, "nvmlEventSetWait_v2", None) or pynvml.nvmlLib.nvmlEventSetWait
@@ -131,51 +135,55 @@ def _address(handle: Any) -> int | None:
 #
 # Source: NVIDIA, "XID Errors", https://docs.nvidia.com/deploy/xid-errors/.
 
-_BY_THE_PROGRAM = marked("Most often the fault of a program: run it under compute-sanitizer.")
-_BY_THE_CARD = marked(
+_PROGRAM_ADVICE = tr_noop("Most often the fault of a program: run it under compute-sanitizer.")
+_HARDWARE_ADVICE = tr_noop(
     "Drain the GPU, reset it or restart the machine; if it comes again, have the card checked."
 )
-_UNKNOWN = marked("Look it up in NVIDIA's list of XID errors; the kernel's log (dmesg) has its details.")
-_RESET = marked("Reset the GPU when it is free.")
+_UNKNOWN_ADVICE = tr_noop(
+    "Look it up in NVIDIA's list of XID errors; the kernel's log (dmesg) has its details."
+)
+_RESET_ADVICE = tr_noop("Reset the GPU when it is free.")
 
-_WORDS = {
-    13: (marked("{gpu}: XID {xid}, a kernel raised an exception."), _BY_THE_PROGRAM),
-    31: (marked("{gpu}: XID {xid}, a kernel touched memory that is not its own."), _BY_THE_PROGRAM),
-    43: (marked("{gpu}: XID {xid}, a program's work was stopped."), _BY_THE_PROGRAM),
+_XID_TEXTS = {
+    13: (tr_noop("{gpu}: XID {xid}, a kernel raised an exception."), _PROGRAM_ADVICE),
+    31: (tr_noop("{gpu}: XID {xid}, a kernel touched memory that is not its own."), _PROGRAM_ADVICE),
+    43: (tr_noop("{gpu}: XID {xid}, a program's work was stopped."), _PROGRAM_ADVICE),
     45: (
-        marked(
+        tr_noop(
             "{gpu}: XID {xid}, work was cleaned up after an error before it, or after a program was killed."
         ),
-        _UNKNOWN,
+        _UNKNOWN_ADVICE,
     ),
-    48: (marked("{gpu}: XID {xid}, memory had an error that could not be corrected."), _BY_THE_CARD),
-    61: (marked("{gpu}: XID {xid}, the card's firmware stopped."), _BY_THE_CARD),
-    62: (marked("{gpu}: XID {xid}, the card's firmware halted."), _BY_THE_CARD),
-    63: (marked("{gpu}: XID {xid}, a row of memory was replaced by a spare one."), _RESET),
-    64: (marked("{gpu}: XID {xid}, a row of memory could not be replaced."), _BY_THE_CARD),
-    74: (marked("{gpu}: XID {xid}, NVLink had an error."), _BY_THE_CARD),
+    48: (tr_noop("{gpu}: XID {xid}, memory had an error that could not be corrected."), _HARDWARE_ADVICE),
+    61: (tr_noop("{gpu}: XID {xid}, the card's firmware stopped."), _HARDWARE_ADVICE),
+    62: (tr_noop("{gpu}: XID {xid}, the card's firmware halted."), _HARDWARE_ADVICE),
+    63: (tr_noop("{gpu}: XID {xid}, a row of memory was replaced by a spare one."), _RESET_ADVICE),
+    64: (tr_noop("{gpu}: XID {xid}, a row of memory could not be replaced."), _HARDWARE_ADVICE),
+    74: (tr_noop("{gpu}: XID {xid}, NVLink had an error."), _HARDWARE_ADVICE),
     79: (
-        marked("{gpu}: XID {xid}, the GPU has fallen off the bus."),
-        marked("Check power and temperature, then restart the machine."),
+        tr_noop("{gpu}: XID {xid}, the GPU has fallen off the bus."),
+        tr_noop("Check power and temperature, then restart the machine."),
     ),
-    92: (marked("{gpu}: XID {xid}, single-bit memory errors come at a high rate."), _BY_THE_CARD),
+    92: (tr_noop("{gpu}: XID {xid}, single-bit memory errors come at a high rate."), _HARDWARE_ADVICE),
     94: (
-        marked("{gpu}: XID {xid}, a memory error was contained: only the program that met it ends."),
-        _RESET,
+        tr_noop("{gpu}: XID {xid}, a memory error was contained: only the program that met it ends."),
+        _RESET_ADVICE,
     ),
     95: (
-        marked("{gpu}: XID {xid}, a memory error was not contained: every program on the GPU is in doubt."),
-        _BY_THE_CARD,
+        tr_noop("{gpu}: XID {xid}, a memory error was not contained: every program on the GPU is in doubt."),
+        _HARDWARE_ADVICE,
     ),
-    119: (marked("{gpu}: XID {xid}, the card's system processor does not answer."), _BY_THE_CARD),
-    120: (marked("{gpu}: XID {xid}, the card's system processor failed."), _BY_THE_CARD),
+    119: (tr_noop("{gpu}: XID {xid}, the card's system processor does not answer."), _HARDWARE_ADVICE),
+    120: (tr_noop("{gpu}: XID {xid}, the card's system processor failed."), _HARDWARE_ADVICE),
 }
 
-BY_PROGRAMS = frozenset({13, 31, 43, 45})
+PROGRAM_ERRORS = frozenset({13, 31, 43, 45})
 """Errors after which the GPU itself is well."""
 
 
-def describe(xid: int, gpu: str) -> tuple[str, str]:
+def describe_xid(xid: int, gpu: str) -> tuple[str, str]:
     """(what happened to the GPU of that name, what to do next)."""
-    what, advice = _WORDS.get(xid, (marked("{gpu}: XID {xid}, the driver reported an error."), _UNKNOWN))
+    what, advice = _XID_TEXTS.get(
+        xid, (tr_noop("{gpu}: XID {xid}, the driver reported an error."), _UNKNOWN_ADVICE)
+    )
     return phrase(what, gpu=gpu, xid=xid), phrase(advice)

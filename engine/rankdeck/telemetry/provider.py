@@ -18,10 +18,10 @@ class DeviceLostError(Exception):
 class Provider(Protocol):
     """A source of readings. It may crash or hang its process: that is why it has one of its own.
 
-    `opens`: it is opened once, and may have to be opened anew to answer again.
+    `needs_reopen`: it is opened once, and may have to be opened anew to answer again.
     """
 
-    opens: bool = False
+    needs_reopen: bool = False
 
     def probe(self) -> DevicesLine:
         """Every device that there is, MIG instances after their GPU, with static facts and the metrics that

@@ -27,24 +27,25 @@ from typing import Literal
 
 import msgspec
 
-from rankdeck.base.parsing import decoded
-from rankdeck.base.phrases import Telling, marked, phrase
+from rankdeck.base.parsing import decode_json
+from rankdeck.base.phrases import TranslatableStruct, phrase, tr_noop
 from rankdeck.events import ProcessUse as ProcessUse
 
-State = Literal["value", "unsupported", "error", "stale"]
+ReadingState = Literal["value", "unsupported", "error", "stale"]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """What is read: its unit, how often, and what the number means, as a marked text. `hz` is the rate of the
-    sampler; a number below 0 or above `most` is no reading of any card. `on_request`: a reading takes long.
+    sampler; a number below 0 or above `maximum` is no reading of any card. `on_request`: a reading takes
+    long.
     """
 
     name: str
     unit: str
     hz: float
-    meaning: str
-    most: float
+    description: str
+    maximum: float
     on_request: bool = False
 
     @property
@@ -60,25 +61,25 @@ METRICS = {
             "used_bytes",
             "B",
             10,
-            marked("memory in use, without the driver's own reserve where it tells that"),
+            tr_noop("memory in use, without the driver's own reserve where it tells that"),
             2**50,
         ),
         Metric(
-            "utilisation", "ratio", 5, marked("share of the last 1/6 to 1 s with a kernel running (0..1)"), 1
+            "utilisation", "ratio", 5, tr_noop("share of the last 1/6 to 1 s with a kernel running (0..1)"), 1
         ),
         Metric(
             "memory_utilisation",
             "ratio",
             5,
-            marked("share of that time in which memory was read or written"),
+            tr_noop("share of that time in which memory was read or written"),
             1,
         ),
-        Metric("power_w", "W", 2, marked("drawn power, on most cards the mean of the last second"), 20_000),
-        Metric("energy_j", "J", 2, marked("energy since the driver was loaded"), 1e13),
-        Metric("temperature_c", "C", 1, marked("the GPU's core"), 200),
-        Metric("sm_clock_mhz", "MHz", 1, marked("clock of the multiprocessors"), 10_000),
-        Metric("memory_clock_mhz", "MHz", 1, marked("clock of the memory"), 50_000),
-        Metric("performance_state", "P", 1, marked("0 is the fastest, 15 the slowest"), 15),
+        Metric("power_w", "W", 2, tr_noop("drawn power, on most cards the mean of the last second"), 20_000),
+        Metric("energy_j", "J", 2, tr_noop("energy since the driver was loaded"), 1e13),
+        Metric("temperature_c", "C", 1, tr_noop("the GPU's core"), 200),
+        Metric("sm_clock_mhz", "MHz", 1, tr_noop("clock of the multiprocessors"), 10_000),
+        Metric("memory_clock_mhz", "MHz", 1, tr_noop("clock of the memory"), 50_000),
+        Metric("performance_state", "P", 1, tr_noop("0 is the fastest, 15 the slowest"), 15),
         Metric(
             "throttle",
             "bits",
@@ -86,25 +87,25 @@ METRICS = {
             "why clocks are lowered, as NVML's bits; throttle_words() names them",
             2**32,
         ),
-        Metric("fan", "ratio", 1, marked("intended speed of the fan (0..1)"), 2),
+        Metric("fan", "ratio", 1, tr_noop("intended speed of the fan (0..1)"), 2),
         Metric(
-            "ecc_errors", "count", 1, marked("uncorrected memory errors since the driver was loaded"), 2**40
+            "ecc_errors", "count", 1, tr_noop("uncorrected memory errors since the driver was loaded"), 2**40
         ),
-        Metric("ecc_corrected", "count", 1, marked("memory errors that were corrected since then"), 2**40),
-        Metric("pcie_tx_bps", "B/s", 1, marked("sent over PCIe, over 20 ms"), 1e12, on_request=True),
-        Metric("pcie_rx_bps", "B/s", 1, marked("received over PCIe, over 20 ms"), 1e12, on_request=True),
+        Metric("ecc_corrected", "count", 1, tr_noop("memory errors that were corrected since then"), 2**40),
+        Metric("pcie_tx_bps", "B/s", 1, tr_noop("sent over PCIe, over 20 ms"), 1e12, on_request=True),
+        Metric("pcie_rx_bps", "B/s", 1, tr_noop("received over PCIe, over 20 ms"), 1e12, on_request=True),
     )
 }
-READ_ALWAYS = tuple(metric.name for metric in METRICS.values() if not metric.on_request)
-STATE_WORDS = {
-    "value": marked("value"),
-    "unsupported": marked("unsupported"),
-    "error": marked("error"),
-    "stale": marked("stale"),
+DEFAULT_METRICS = tuple(metric.name for metric in METRICS.values() if not metric.on_request)
+STATE_TEXTS = {
+    "value": tr_noop("value"),
+    "unsupported": tr_noop("unsupported"),
+    "error": tr_noop("error"),
+    "stale": tr_noop("stale"),
 }
 
 
-class SamplerLine(Telling, tag_field="kind", omit_defaults=True, kw_only=True):
+class SamplerLine(TranslatableStruct, tag_field="kind", omit_defaults=True, kw_only=True):
     """What every line has: `t` is Unix time in seconds, `v` the version of this page."""
 
     t: float = msgspec.field(default_factory=time.time)
@@ -150,18 +151,18 @@ class Device(msgspec.Struct, omit_defaults=True, kw_only=True):
     why: str | None = None
 
 
-def nameless(index: int) -> str:
+def placeholder_uuid(index: int) -> str:
     """What stands for the UUID of a GPU that does not answer, until it does."""
     return f"lost-{index}"
 
 
-def with_place(uuid: str, place: int) -> str:
+def indexed_uuid(uuid: str, place: int) -> str:
     """What stands for the UUID of a device that tells another's, or none."""
     return f"{uuid}#{place}"
 
 
-def has_place(uuid: str) -> bool:
-    """Whether it is one of `with_place`: no driver knows a device by it."""
+def is_indexed_uuid(uuid: str) -> bool:
+    """Whether it is one of `indexed_uuid`: no driver knows a device by it."""
     return "#" in uuid
 
 
@@ -173,7 +174,7 @@ class Reading(msgspec.Struct, omit_defaults=True):
     """
 
     value: float | int | None = None
-    state: State = "value"
+    state: ReadingState = "value"
     unit: str = ""
     age_s: float = 0.0
     detail: str | None = None
@@ -194,7 +195,7 @@ class DeviceProcesses(msgspec.Struct, omit_defaults=True):
 
     uuid: str
     processes: list[ProcessUse] | None = None
-    state: State = "value"
+    state: ReadingState = "value"
     run: str | None = None
 
 
@@ -250,10 +251,10 @@ class NoticeLine(SamplerLine, tag="notice"):
         return text if made is None else phrase(made.template, **made.arguments)
 
 
-AnyLine = DevicesLine | SampleLine | ProcessesLine | NoticeLine
+AnySamplerLine = DevicesLine | SampleLine | ProcessesLine | NoticeLine
 
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
+_decoder: msgspec.json.Decoder[AnySamplerLine] = msgspec.json.Decoder(AnySamplerLine)
 
 
 def encode(line: SamplerLine) -> bytes:
@@ -261,23 +262,23 @@ def encode(line: SamplerLine) -> bytes:
     return _encoder.encode(line) + b"\n"
 
 
-def decode(line: bytes) -> AnyLine | None:
+def decode(line: bytes) -> AnySamplerLine | None:
     """The line's fact, or None for one that this version does not know or that is no fact at all."""
     try:
-        return decoded(_decoder.decode, line)
+        return decode_json(_decoder.decode, line)
     except msgspec.DecodeError:
         return None
 
 
-_THROTTLE = {
-    0x4: marked("power limit"),
-    0x8: marked("hardware slowdown"),
-    0x20: marked("thermal limit"),
-    0x40: marked("hardware thermal slowdown"),
-    0x80: marked("power brake"),
+_THROTTLE_REASONS = {
+    0x4: tr_noop("power limit"),
+    0x8: tr_noop("hardware slowdown"),
+    0x20: tr_noop("thermal limit"),
+    0x40: tr_noop("hardware thermal slowdown"),
+    0x80: tr_noop("power brake"),
 }
 
 
-def throttle_words(bits: int) -> list[str]:
+def throttle_reasons(bits: int) -> list[str]:
     """What lowers the clocks, of what is worth telling, in marked texts; empty for an idle or a free GPU."""
-    return [words for bit, words in _THROTTLE.items() if bits & bit]
+    return [words for bit, words in _THROTTLE_REASONS.items() if bits & bit]

@@ -15,7 +15,7 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.files import wait_for_folder
 from rankdeck.base.phrases import phrase
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 from rankdeck.telemetry.host import virtual_uuid
 from rankdeck.telemetry.readings import (
     METRICS,
@@ -28,10 +28,10 @@ from rankdeck.telemetry.readings import (
     SamplerLine,
 )
 
-REPEAT_S = 1.0
-RAISE_AGAIN_S = 60.0
+MEMORY_INTERVAL_S = 1.0
+RAISE_INTERVAL_S = 60.0
 """A GPU that comes and goes is raised as a problem no more often."""
-_KEPT = frozenset(events.DeviceSample.__struct_fields__)
+_SAMPLE_FIELDS = frozenset(events.DeviceSample.__struct_fields__)
 
 
 class RunSink:
@@ -49,67 +49,67 @@ class RunSink:
         self._writer = directory.writer("sampler", attempt)
         self._raised_s: dict[tuple[str, int | None], float] = {}
         self._ranks = {pid: rank for rank, pid in enumerate(pids, first)}
-        self._written: dict[str, tuple[float | int | None, float]] = {}
+        self._written_bytes: dict[str, tuple[float | int | None, float]] = {}
         self._missing: dict[str, dict[str, str]] = {}
-        self._busy_s: dict[str, float] = {}
+        self._utilisation_s: dict[str, float] = {}
         self._interval_s = 0.0
 
     def __call__(self, line: SamplerLine) -> None:
         match line:
             case DevicesLine():
-                self._devices(line)
+                self._write_device_changes(line)
             case SampleLine():
-                self._sample(line)
+                self._write_sample(line)
             case ProcessesLine():
-                rows = [row for entry in line.devices if (row := self._processes(entry)) is not None]
+                rows = [row for entry in line.devices if (row := self._process_sample(entry)) is not None]
                 if rows:
                     self._writer.write(events.Sample(devices=rows, interval_s=self._interval_s))
             case NoticeLine():
-                self._notice(line)
+                self._write_notice(line)
 
-    def _devices(self, line: DevicesLine) -> None:
+    def _write_device_changes(self, line: DevicesLine) -> None:
         """A device of the run that is not there, or is left out, is lost; one that is there may have been."""
         there = {device.uuid for device in line.devices if device.lost_at is None}
         for uuid in self.uuids:
             name = self._names[self._index[uuid]]
             if uuid not in there:
                 words = phrase("{device} ({uuid}) cannot be read any more.", device=name, uuid=uuid)
-                self._notice(NoticeLine(t=line.t, code="lost", uuid=uuid, message=words))
-            elif self._writer.goes_on:
+                self._write_notice(NoticeLine(t=line.t, code="lost", uuid=uuid, message=words))
+            elif self._writer.is_continued:
                 words = phrase("{device} ({uuid}) is read again.", device=name, uuid=uuid)
-                self._notice(NoticeLine(t=line.t, code="back", uuid=uuid, message=words))
+                self._write_notice(NoticeLine(t=line.t, code="back", uuid=uuid, message=words))
 
-    def _sample(self, line: SampleLine) -> None:
+    def _write_sample(self, line: SampleLine) -> None:
         now_s = time.monotonic()
-        rows = [row for entry in line.devices if (row := self._row(entry, now_s)) is not None]
+        rows = [row for entry in line.devices if (row := self._device_sample(entry, now_s)) is not None]
         if not rows:
             return
         for entry in line.devices:
             if "utilisation" in entry.readings:
-                before_s = self._busy_s.get(entry.uuid, now_s - 1 / METRICS["utilisation"].hz)
+                before_s = self._utilisation_s.get(entry.uuid, now_s - 1 / METRICS["utilisation"].hz)
                 self._interval_s = round(now_s - before_s, 4)
-                self._busy_s[entry.uuid] = now_s
+                self._utilisation_s[entry.uuid] = now_s
         self._writer.write(events.Sample(devices=rows, interval_s=self._interval_s))
 
-    def _row(self, entry: DeviceReadings, now_s: float) -> events.DeviceSample | None:
+    def _device_sample(self, entry: DeviceReadings, now_s: float) -> events.DeviceSample | None:
         """What is worth a line: anything but memory that is what it was less than REPEAT_S ago."""
         values = {name: r.value for name, r in entry.readings.items() if r.state == "value"}
-        missing = self._news_of_missing(entry)
+        missing = self._changed_missing(entry)
         used = values.get("used_bytes")
         if used is not None:
-            before, at_s = self._written.get(entry.uuid, (None, 0.0))
-            if used == before and now_s - at_s < REPEAT_S:
+            before, at_s = self._written_bytes.get(entry.uuid, (None, 0.0))
+            if used == before and now_s - at_s < MEMORY_INTERVAL_S:
                 del values["used_bytes"]
             else:
-                self._written[entry.uuid] = used, now_s
+                self._written_bytes[entry.uuid] = used, now_s
         if not values and missing is None:
             return None
         row = events.DeviceSample(device=self._index[entry.uuid], missing=missing)
-        for name in values.keys() & _KEPT:
+        for name in values.keys() & _SAMPLE_FIELDS:
             setattr(row, name, values[name])
         return row
 
-    def _news_of_missing(self, entry: DeviceReadings) -> dict[str, str] | None:
+    def _changed_missing(self, entry: DeviceReadings) -> dict[str, str] | None:
         known = self._missing.get(entry.uuid, {})
         now = {name: value for name, value in known.items() if name not in entry.readings}
         for name, reading in entry.readings.items():
@@ -120,7 +120,7 @@ class RunSink:
         self._missing[entry.uuid] = now
         return now
 
-    def _processes(self, entry: DeviceProcesses) -> events.DeviceSample | None:
+    def _process_sample(self, entry: DeviceProcesses) -> events.DeviceSample | None:
         """Who is on the device, with the ranks known; nothing where that is not known, or a rehearsal."""
         if entry.processes is None or self.kind == "virtual":
             return None
@@ -139,7 +139,7 @@ class RunSink:
         except OSError:
             return None
 
-    def _notice(self, notice: NoticeLine) -> None:
+    def _write_notice(self, notice: NoticeLine) -> None:
         index = self._index.get(notice.uuid or "")
         if notice.uuid is not None and index is None:
             return
@@ -149,7 +149,9 @@ class RunSink:
             events.DeviceNotice(code=notice.code, message=notice.message, device=index, xid=notice.xid)
         )
         kind, now_s = (notice.code, index), time.monotonic()
-        is_new = notice.code == "xid" or now_s - self._raised_s.get(kind, -RAISE_AGAIN_S) >= RAISE_AGAIN_S
+        is_new = (
+            notice.code == "xid" or now_s - self._raised_s.get(kind, -RAISE_INTERVAL_S) >= RAISE_INTERVAL_S
+        )
         if is_new and notice.code in ("lost", "xid", "no-driver", "driver"):
             self._raised_s[kind] = now_s
             code = {"lost": "gpu-lost", "xid": "gpu-error"}.get(notice.code, notice.code)

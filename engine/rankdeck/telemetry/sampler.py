@@ -26,12 +26,12 @@ from rankdeck.base.errors import MachineError
 from rankdeck.base.files import lease_holder
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.base.phrases import phrase
-from rankdeck.observer import title
-from rankdeck.telemetry.last_call import LastCall
+from rankdeck.observer import process_title
+from rankdeck.telemetry.crash_marker import CrashMarker
 from rankdeck.telemetry.provider import DeviceLostError, Provider
 from rankdeck.telemetry.readings import (
+    DEFAULT_METRICS,
     METRICS,
-    READ_ALWAYS,
     Device,
     DeviceProcesses,
     DeviceReadings,
@@ -43,24 +43,24 @@ from rankdeck.telemetry.readings import (
 )
 
 TICK_S = 0.1
-TICKS = 10
+TICKS_PER_CYCLE = 10
 """Ticks after which every metric has had its turn."""
-LOST_TICKS = 50
+LOST_RETRY_TICKS = 50
 """Ticks between two questions to a lost device."""
-LOOK_TICKS = 50
+PROBE_TICKS = 50
 """Ticks between two looks for other devices."""
 EXIT_CHANGED = 75
 """There are other devices: a new process sees them, NVML's count is that of its init."""
-EXIT_DEAD = 76
+EXIT_UNRESPONSIVE = 76
 """Nothing has answered for a while: an NVML that was opened before the driver was loaded anew never does."""
-DEAD_AFTER_S = 5.0
-_OLD_S = 0.005
-_DUE = [
-    tuple(name for name in READ_ALWAYS if tick % round(TICKS / METRICS[name].hz) == 0)
-    for tick in range(TICKS)
+UNRESPONSIVE_AFTER_S = 5.0
+_MIN_REPORTED_AGE_S = 0.005
+_DUE_METRICS = [
+    tuple(name for name in DEFAULT_METRICS if tick % round(TICKS_PER_CYCLE / METRICS[name].hz) == 0)
+    for tick in range(TICKS_PER_CYCLE)
 ]
 
-Sink = Callable[[SamplerLine], None]
+LineSink = Callable[[SamplerLine], None]
 
 
 class Sampler:
@@ -73,26 +73,26 @@ class Sampler:
     def __init__(
         self,
         provider: Provider,
-        write: Sink,
+        write: LineSink,
         *,
-        last_call: LastCall | None = None,
-        only: Sequence[str] | None = None,
+        crash_marker: CrashMarker | None = None,
+        only_uuids: Sequence[str] | None = None,
         pcie: bool = False,
-        calm: bool = False,
+        low_rate: bool = False,
     ) -> None:
         self._provider = provider
         self._write = write
-        self._note = last_call.note if last_call is not None else lambda *_: None
-        self._only = only
-        self._calm = calm
-        self._all = tuple(METRICS) if pcie else READ_ALWAYS
+        self._mark_call = crash_marker.mark if crash_marker is not None else lambda *_: None
+        self._only_uuids = only_uuids
+        self._low_rate = low_rate
+        self._metrics = tuple(METRICS) if pcie else DEFAULT_METRICS
         self._devices: list[Device] = []
         self._lost: set[str] = set()
         self._runs: dict[str, str | None] = {}
         self._signature: object = None
-        self._failing_s: float | None = None
+        self._failing_since_s: float | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Write which devices there are.
 
         Raises: MachineError where they cannot be listed.
@@ -100,18 +100,18 @@ class Sampler:
         # Before: what answers only after it was listed is a change.
         self._signature = self._provider.signature()
         listed = self._provider.probe()
-        if self._only is not None:
-            listed.devices = [device for device in listed.devices if device.uuid in self._only]
+        if self._only_uuids is not None:
+            listed.devices = [device for device in listed.devices if device.uuid in self._only_uuids]
         self._devices = listed.devices
         self._lost = {device.uuid for device in listed.devices if device.lost_at is not None}
-        self._note("")
+        self._mark_call("")
         self._write(listed)
 
     def listen(self) -> None:
         """Have a thread wait for what the driver reports by itself."""
         if not self._provider.listen():
             return
-        self._note("")
+        self._mark_call("")
 
         def wait() -> NoReturn:
             while True:
@@ -125,7 +125,7 @@ class Sampler:
         began_s, tick, code = time.monotonic(), 0, None
         while code is None:
             self.tick(tick)
-            code = self._must_begin_anew(tick)
+            code = self._restart_code(tick)
             tick = max(tick, int((time.monotonic() - began_s) / TICK_S)) + 1
             if code is None and wait(max(0.0, began_s + tick * TICK_S - time.monotonic())):
                 code = 0
@@ -133,14 +133,14 @@ class Sampler:
         self._write_notices(at_end=True)
         return code
 
-    def _must_begin_anew(self, tick: int) -> int | None:
+    def _restart_code(self, tick: int) -> int | None:
         """What a run's devices are stays as it is, but one that did not answer may do so now."""
-        failing_s = time.monotonic() - (self._failing_s or time.monotonic())
-        if self._provider.opens and failing_s > DEAD_AFTER_S:
-            return EXIT_DEAD
-        if tick % LOOK_TICKS or self._provider.signature() == self._signature:
+        failing_s = time.monotonic() - (self._failing_since_s or time.monotonic())
+        if self._provider.needs_reopen and failing_s > UNRESPONSIVE_AFTER_S:
+            return EXIT_UNRESPONSIVE
+        if tick % PROBE_TICKS or self._provider.signature() == self._signature:
             return None
-        if self._only is None:
+        if self._only_uuids is None:
             words = phrase("There are other devices than before.")
             self._write(NoticeLine(code="changed", message=words, severity="info"))
         return EXIT_CHANGED
@@ -151,65 +151,67 @@ class Sampler:
         processes: list[DeviceProcesses] = []
         read_s: list[float] = []
         for place, device in enumerate(self._devices):
-            uuid, phase = device.uuid, (tick + place) % TICKS
+            uuid, phase = device.uuid, (tick + place) % TICKS_PER_CYCLE
             turn = phase == 0 or tick == 0
-            if turn and self._only is None:
+            if turn and self._only_uuids is None:
                 self._runs[uuid] = lease_holder(uuid)
-            if uuid in self._lost and (not turn or not self._is_back(device, tick)):
+            if uuid in self._lost and (not turn or not self._has_recovered(device, tick)):
                 continue
-            if not turn and (self._calm or self._runs.get(uuid) is not None):
+            if not turn and (self._low_rate or self._runs.get(uuid) is not None):
                 continue
-            with self._asking(device):
-                entry = DeviceReadings(uuid, self._provider.read(uuid, self._all if turn else _DUE[phase]))
-                self._see(entry)
+            with self._marked(device):
+                entry = DeviceReadings(
+                    uuid, self._provider.read(uuid, self._metrics if turn else _DUE_METRICS[phase])
+                )
+                self._check_health(entry)
                 readings.append(entry)
                 read_s.append(time.monotonic())
                 if turn:
                     processes.append(self._processes(uuid))
-        self._note("")
+        self._mark_call("")
         self._write_readings(readings, read_s)
         self._write_processes(processes)
         self._write_notices()
 
-    def _see(self, entry: DeviceReadings) -> None:
+    def _check_health(self, entry: DeviceReadings) -> None:
         """Whether anything answers."""
         states = {reading.state for reading in entry.readings.values()}
         if "value" in states:
-            self._failing_s = None
+            self._failing_since_s = None
         elif "error" in states:
-            self._failing_s = self._failing_s or time.monotonic()
+            self._failing_since_s = self._failing_since_s or time.monotonic()
 
     def _write_notices(self, *, at_end: bool = False) -> None:
         for notice in self._provider.notices(at_end=at_end):
             self._write(notice)
 
-    def each(self) -> None:
+    def read_once(self) -> None:
         """Read everything once, a device at a time: what comes before one that hangs is written."""
         for device in self._devices:
             if device.uuid in self._lost:
                 continue
-            with self._asking(device):
-                entry = DeviceReadings(device.uuid, self._provider.read(device.uuid, self._all))
+            with self._marked(device):
+                entry = DeviceReadings(device.uuid, self._provider.read(device.uuid, self._metrics))
                 self._write(SampleLine(devices=[entry]))
                 self._runs[device.uuid] = lease_holder(device.uuid)
                 self._write_processes([self._processes(device.uuid)])
-        self._note("")
+        self._mark_call("")
 
     @contextlib.contextmanager
-    def _asking(self, device: Device) -> Iterator[None]:
+    def _marked(self, device: Device) -> Iterator[None]:
         """The watcher can see which device is asked; what is left to ask of one that is lost is skipped."""
-        self._note(device.uuid)
+        self._mark_call(device.uuid)
         try:
             yield
         except DeviceLostError as error:
-            self._lose(device, str(error))
+            self._mark_lost(device, str(error))
 
     def _write_last_processes(self) -> None:
         """Who is on the devices at the end."""
         processes = []
         for device in self._devices:
             if device.uuid not in self._lost:
-                with self._asking(device):
+                with self._marked(device):
                     processes.append(self._processes(device.uuid))
         self._write_processes(processes)
 
@@ -223,7 +225,7 @@ class Sampler:
             return
         now_s = time.monotonic()
         for entry, at_s in zip(devices, read_s, strict=True):
-            if now_s - at_s > _OLD_S:
+            if now_s - at_s > _MIN_REPORTED_AGE_S:
                 for reading in entry.readings.values():
                     reading.age_s = round(now_s - at_s, 4)
         self._write(SampleLine(devices=devices))
@@ -232,9 +234,9 @@ class Sampler:
         if devices:
             self._write(ProcessesLine(devices=devices))
 
-    def _lose(self, device: Device, why: str) -> None:
+    def _mark_lost(self, device: Device, why: str) -> None:
         self._lost.add(device.uuid)
-        self._failing_s = self._failing_s or time.monotonic()
+        self._failing_since_s = self._failing_since_s or time.monotonic()
         gpu = f"GPU {device.index} ({device.name})"
         # Most often the driver says no more than that.
         if "is lost" in why.lower():
@@ -248,11 +250,11 @@ class Sampler:
             NoticeLine(code="lost", uuid=device.uuid, message=message, advice=advice, severity="error")
         )
 
-    def _is_back(self, device: Device, tick: int) -> bool:
+    def _has_recovered(self, device: Device, tick: int) -> bool:
         """Ask a lost device again, every now and then."""
-        if tick % LOST_TICKS >= TICKS or tick < TICKS:
+        if tick % LOST_RETRY_TICKS >= TICKS_PER_CYCLE or tick < TICKS_PER_CYCLE:
             return False
-        self._note(device.uuid)
+        self._mark_call(device.uuid)
         try:
             values = self._provider.read(device.uuid, ("used_bytes",))
         except DeviceLostError:
@@ -270,7 +272,7 @@ def _write_line(line: SamplerLine) -> None:
     sys.stdout.buffer.flush()
 
 
-def _listen_to_signals() -> Callable[[float], bool]:
+def _install_signal_handlers() -> Callable[[float], bool]:
     """What waits some seconds, or until TERM or INT comes; whether one did."""
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(write_end)
@@ -279,7 +281,7 @@ def _listen_to_signals() -> Callable[[float], bool]:
     return lambda seconds: bool(select.select([read_end], [], [], seconds)[0])
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def _parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rankdeck.telemetry.sampler")
     parser.add_argument("--once", action="store_true", help="read everything once and end")
     parser.add_argument("--calm", action="store_true", help="read everything once a second")
@@ -299,14 +301,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     """The exit code: 0 asked to stop, 3 no driver that answers, EXIT_CHANGED."""
-    options = _parse(argv)
+    options = _parse_args(argv)
     die_with_parent(options.parent)
-    title.name_process("sampler", str(options.run or "rankdeck"))
-    wait = _listen_to_signals()
-    last_call = None if options.last_call is None else LastCall(options.last_call)
+    process_title.set_process_name("sampler", str(options.run or "rankdeck"))
+    wait = _install_signal_handlers()
+    last_call = None if options.last_call is None else CrashMarker(options.last_call)
     if last_call is not None:
-        last_call.note_crashes()
-    write: Sink = _write_line
+        last_call.enable_crash_stack()
+    write: LineSink = _write_line
     only: list[str] | None = None
     pids = [int(pid) for pid in options.ranks.split(",") if pid]
     kind = "gpu"
@@ -319,23 +321,23 @@ def main(argv: Sequence[str]) -> int:
         if kind == "virtual":
             from rankdeck.telemetry.host import HostProvider
 
-            provider: Provider = HostProvider(pids, threads=options.threads, trees=options.trees)
+            provider: Provider = HostProvider(pids, threads=options.threads, include_children=options.trees)
         else:
             from rankdeck.telemetry.nvml import NvmlProvider
 
             named = os.environ.get("RANKDECK_NVML")
-            mark = last_call.note if last_call is not None else lambda *_: None
+            mark = last_call.mark if last_call is not None else lambda *_: None
             provider = NvmlProvider(Path(named).absolute() if named else None, options.skip, mark)
         sampler = Sampler(
-            provider, write, last_call=last_call, only=only, pcie=options.pcie, calm=options.calm
+            provider, write, crash_marker=last_call, only_uuids=only, pcie=options.pcie, low_rate=options.calm
         )
-        sampler.begin()
+        sampler.start()
     except MachineError as error:
         if not options.told:
             write(NoticeLine(code=error.code, message=error.message, advice=error.advice, severity="error"))
         return error.exit_code
     if options.once:
-        sampler.each()
+        sampler.read_once()
         provider.close()
         return 0
     sampler.listen()

@@ -16,46 +16,46 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rankdeck.base.phrases import marked, phrase
-from rankdeck.telemetry.last_call import EVENTS, LastCall, Note
-from rankdeck.telemetry.readings import AnyLine, NoticeLine, decode
-from rankdeck.telemetry.sampler import EXIT_CHANGED, EXIT_DEAD
+from rankdeck.base.phrases import phrase, tr_noop
+from rankdeck.telemetry.crash_marker import EVENTS, CallMark, CrashMarker
+from rankdeck.telemetry.readings import AnySamplerLine, NoticeLine, decode
+from rankdeck.telemetry.sampler import EXIT_CHANGED, EXIT_UNRESPONSIVE
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-WELL_AFTER_S = 60.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+HEALTHY_AFTER_S = 60.0
 """A sampler that has lived as long is a good one: the next pause is the first again."""
-HANGS_AFTER_S = 30.0
-_AWAY_S = 5.0
+HANG_TIMEOUT_S = 30.0
+_SUSPENDED_S = 5.0
 """Nobody looked for so long: this process was suspended, and the sampler with it."""
-_NO_DRIVER = 3
-_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
+_EXIT_NO_DRIVER = 3
+_CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 """What a library does to its process; any other signal came from outside and tells nothing of a device."""
-_FAILED = 1
+_EXIT_FAILED = 1
 """An error of our own, met while a device was asked: of no use to meet it again."""
-_WAITS = "wait_for_event"
+_EVENT_WAIT_FUNCTION = "wait_for_event"
 _CHUNK_BYTES = 1 << 16
-_HUNG = (
-    marked("NVIDIA's driver has not answered for {silence:.0f} s. Readings begin again in {pause:.0f} s."),
-    marked(
+_HUNG_TEXTS = (
+    tr_noop("NVIDIA's driver has not answered for {silence:.0f} s. Readings begin again in {pause:.0f} s."),
+    tr_noop(
         "NVIDIA's driver has not answered for {silence:.0f} s while it asked {device}. Readings begin again "
         "in {pause:.0f} s."
     ),
 )
 """How a sampler ended: without and with what it asked then."""
-_CRASHED = (
-    marked("NVIDIA's library crashed ({signal}). Readings begin again in {pause:.0f} s."),
-    marked(
+_CRASHED_TEXTS = (
+    tr_noop("NVIDIA's library crashed ({signal}). Readings begin again in {pause:.0f} s."),
+    tr_noop(
         "NVIDIA's library crashed ({signal}) while it asked {device}. Readings begin again in {pause:.0f} s."
     ),
 )
-_WAITED = marked(
+_EVENT_CRASH_TEXT = tr_noop(
     "NVIDIA's library crashed ({signal}) while it waited for events, which are not told any more. Readings "
     "begin again in {pause:.0f} s."
 )
-_WAS_ENDED = marked("The sampler was ended by {signal}. Readings begin again in {pause:.0f} s.")
-_ENDED = (
-    marked("The sampler ended with {code}. Readings begin again in {pause:.0f} s."),
-    marked("The sampler ended with {code} while it asked {device}. Readings begin again in {pause:.0f} s."),
+_KILLED_TEXT = tr_noop("The sampler was ended by {signal}. Readings begin again in {pause:.0f} s.")
+_EXITED_TEXTS = (
+    tr_noop("The sampler ended with {code}. Readings begin again in {pause:.0f} s."),
+    tr_noop("The sampler ended with {code} while it asked {device}. Readings begin again in {pause:.0f} s."),
 )
 
 
@@ -72,117 +72,117 @@ class SamplerProcess:
         arguments: Sequence[str] = (),
         *,
         piped: bool,
-        hangs_after_s: float = HANGS_AFTER_S,
+        hang_timeout_s: float = HANG_TIMEOUT_S,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         self._arguments = list(arguments)
         self._piped = piped
         self._skip: list[str] = []
-        self._hangs_after_s = hangs_after_s
+        self._hang_timeout_s = hang_timeout_s
         self._first_pause_s = self._pause_s = first_pause_s
-        self._begins_s = 0.0
-        self._began_s = self._looked_s = self._woke_s = 0.0
-        self._worked = not piped
+        self._restart_at_s = 0.0
+        self._started_s = self._polled_s = self._resumed_s = 0.0
+        self._has_worked = not piped
         self._last_code = 0
         self._buffer = b""
-        self._at_end = False
-        self._left: list[subprocess.Popen[bytes]] = []
+        self._at_eof = False
+        self._unreaped: list[subprocess.Popen[bytes]] = []
         self._process: subprocess.Popen[bytes] | None = None
-        self._last_call = LastCall.new()
+        self._crash_marker = CrashMarker.create()
         self.exit_code: int | None = None
-        self._begin()
+        self._start()
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def _begin(self) -> None:
-        self._last_call.clear()
-        self._at_end = False
+    def _start(self) -> None:
+        self._crash_marker.clear()
+        self._at_eof = False
         command = [sys.executable, "-P", "-m", "rankdeck.telemetry.sampler", *self._arguments]
-        command += ["--last-call", str(self._last_call.handle), "--parent", str(os.getpid())]
+        command += ["--last-call", str(self._crash_marker.fd), "--parent", str(os.getpid())]
         for device in self._skip:
             command += ["--skip", device]
-        if self._last_code == _NO_DRIVER:
+        if self._last_code == _EXIT_NO_DRIVER:
             command.append("--told")
-        self._began_s = self._looked_s = self._woke_s = time.monotonic()
+        self._started_s = self._polled_s = self._resumed_s = time.monotonic()
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if self._piped else subprocess.DEVNULL,
-            pass_fds=[self._last_call.handle],
+            pass_fds=[self._crash_marker.fd],
         )
 
     def poll(self) -> list[NoticeLine]:
         """See whether it lives; start the next one when its time has come. What happened, in words."""
-        self._left = [process for process in self._left if process.poll() is None]
+        self._unreaped = [process for process in self._unreaped if process.poll() is None]
         if self.exit_code is not None:
             return []
         if self._process is None:
-            if time.monotonic() >= self._begins_s:
+            if time.monotonic() >= self._restart_at_s:
                 try:
-                    self._begin()
+                    self._start()
                 except OSError:  # the machine may have room for a process later
-                    self._begins_s = time.monotonic() + LONGEST_PAUSE_S
+                    self._restart_at_s = time.monotonic() + MAX_PAUSE_S
             return []
         code = self._process.poll()
-        note = self._last_call.read()
-        self._worked = self._worked or note.age_s is not None
+        note = self._crash_marker.read()
+        self._has_worked = self._has_worked or note.age_s is not None
         if code is not None:
             # Its last lines are taken first.
-            return [] if self._piped and not self._at_end else self._ended(code, note)
+            return [] if self._piped and not self._at_eof else self._handle_exit(code, note)
         now_s = time.monotonic()
-        if now_s - self._looked_s > _AWAY_S:
-            self._woke_s = now_s
-        self._looked_s = now_s
-        silent_s = now_s - self._began_s if note.age_s is None else note.age_s
+        if now_s - self._polled_s > _SUSPENDED_S:
+            self._resumed_s = now_s
+        self._polled_s = now_s
+        silent_s = now_s - self._started_s if note.age_s is None else note.age_s
         # To open the driver takes seconds where GPUs sleep.
-        after_s = self._hangs_after_s if note.device else HANGS_AFTER_S
-        if min(silent_s, now_s - self._woke_s) > after_s:
+        after_s = self._hang_timeout_s if note.device else HANG_TIMEOUT_S
+        if min(silent_s, now_s - self._resumed_s) > after_s:
             self._process.kill()  # if the kernel does not let go of it, it is left behind
-            return self._ended(-signal.SIGKILL, note, hangs=True)
+            return self._handle_exit(-signal.SIGKILL, note, is_hung=True)
         return []
 
-    def _ended(self, code: int, note: Note, *, hangs: bool = False) -> list[NoticeLine]:
+    def _handle_exit(self, code: int, note: CallMark, *, is_hung: bool = False) -> list[NoticeLine]:
         assert self._process is not None
-        if code == 0 or (code == _NO_DRIVER and not self._worked):
+        if code == 0 or (code == _EXIT_NO_DRIVER and not self._has_worked):
             self.exit_code = code
             return []
-        lived_s = time.monotonic() - self._began_s
-        self._left.append(self._process)
+        lived_s = time.monotonic() - self._started_s
+        self._unreaped.append(self._process)
         self._close_pipe()
         self._process = None
         if code == EXIT_CHANGED:
-            self._begins_s = 0.0
+            self._restart_at_s = 0.0
             self._skip.clear()
             return []
-        if code == _NO_DRIVER:
+        if code == _EXIT_NO_DRIVER:
             self._skip.clear()
-        left_out = self._leave_out(code, note, hangs=hangs)
-        self._pause_s = self._first_pause_s if lived_s > WELL_AFTER_S else self._pause_s
-        self._begins_s = time.monotonic() + self._pause_s
-        message = self._how(code, note, left_out, hangs=hangs)
-        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
-        was_told, self._last_code = code == self._last_code == _NO_DRIVER, code
-        if was_told or code == EXIT_DEAD:
+        left_out = self._skip_cause(code, note, is_hung=is_hung)
+        self._pause_s = self._first_pause_s if lived_s > HEALTHY_AFTER_S else self._pause_s
+        self._restart_at_s = time.monotonic() + self._pause_s
+        message = self._exit_text(code, note, left_out, is_hung=is_hung)
+        self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
+        was_told, self._last_code = code == self._last_code == _EXIT_NO_DRIVER, code
+        if was_told or code == EXIT_UNRESPONSIVE:
             return []  # what does not answer is known to be lost
         advice = phrase("If it comes again, see whether nvidia-smi answers.")
         if left_out and left_out != EVENTS:
             advice = phrase("That GPU is left out from now on; the machine may need a restart.")
         return [NoticeLine(code="restarted", message=message, advice=advice)]
 
-    def _leave_out(self, code: int, note: Note, *, hangs: bool) -> str:
+    def _skip_cause(self, code: int, note: CallMark, *, is_hung: bool) -> str:
         """What the next one does not ask: what this one was asking, where that has ended it."""
-        has_crashed = -code in _CRASHES
-        if has_crashed and self._last_call.has_crashed_in(_WAITS):
+        has_crashed = -code in _CRASH_SIGNALS
+        if has_crashed and self._crash_marker.has_crashed_in(_EVENT_WAIT_FUNCTION):
             cause = EVENTS
         else:
-            cause = note.device if hangs or has_crashed or code == _FAILED else ""
+            cause = note.device if is_hung or has_crashed or code == _EXIT_FAILED else ""
         if cause and cause not in self._skip:
             self._skip.append(cause)
         return cause
 
-    def wait_for_lines(self, timeout_s: float) -> list[AnyLine]:
+    def wait_for_lines(self, timeout_s: float) -> list[AnySamplerLine]:
         """The lines that came; empty when none came in time."""
         process = self._process
         if process is None or process.stdout is None:
@@ -193,7 +193,7 @@ class SamplerProcess:
             return []
         chunk = os.read(handle, _CHUNK_BYTES)
         if not chunk:
-            self._at_end = True
+            self._at_eof = True
             try:
                 process.wait(timeout_s)
             except subprocess.TimeoutExpired:
@@ -207,21 +207,21 @@ class SamplerProcess:
         if self._process is not None and self._process.stdout is not None:
             self._process.stdout.close()
 
-    def _how(self, code: int, note: Note, left_out: str, *, hangs: bool) -> str:
+    def _exit_text(self, code: int, note: CallMark, left_out: str, *, is_hung: bool) -> str:
         """How it ended, while it asked what, and when the next one begins, in sentences."""
         told: dict[str, object] = {"pause": self._pause_s}
         if left_out:
             name = f"GPU {note.device[1:]}" if note.device.startswith("#") else note.device
             told["device"] = name + (note.call and f" ({note.call})")
-        if hangs:
-            silence_s = self._hangs_after_s if left_out else HANGS_AFTER_S
-            return phrase(_HUNG[bool(left_out)], silence=silence_s, **told)
+        if is_hung:
+            silence_s = self._hang_timeout_s if left_out else HANG_TIMEOUT_S
+            return phrase(_HUNG_TEXTS[bool(left_out)], silence=silence_s, **told)
         if code >= 0:
-            return phrase(_ENDED[bool(left_out)], code=code, **told)
+            return phrase(_EXITED_TEXTS[bool(left_out)], code=code, **told)
         told["signal"] = signal.Signals(-code).name
         if left_out == EVENTS:
-            return phrase(_WAITED, **told)
-        return phrase(_CRASHED[bool(left_out)] if -code in _CRASHES else _WAS_ENDED, **told)
+            return phrase(_EVENT_CRASH_TEXT, **told)
+        return phrase(_CRASHED_TEXTS[bool(left_out)] if -code in _CRASH_SIGNALS else _KILLED_TEXT, **told)
 
     def stop(self, grace_s: float = 0.5) -> None:
         """End it: asked first, so that it can read once more, killed after `grace_s`."""
@@ -234,12 +234,12 @@ class SamplerProcess:
                 process.kill()
             if process.stdout is not None:
                 process.stdout.close()
-        for left in [*self._left, *([process] if process is not None else [])]:
+        for left in [*self._unreaped, *([process] if process is not None else [])]:
             try:
                 left.wait(grace_s)
             except subprocess.TimeoutExpired:
                 pass  # inside the driver for good: init will reap it
-        self._left = []
+        self._unreaped = []
         if self.exit_code is None:
             self.exit_code = 0
-        self._last_call.close()
+        self._crash_marker.close()

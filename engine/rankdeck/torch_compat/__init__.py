@@ -19,6 +19,6 @@
     processes      CUDA before a fork, workers of a DataLoader
 
 Nothing here knows the rest of the engine; nothing else in it names a private part of torch. Every module
-lists in PLACES what it touches, and a test holds each of these against the torch that is installed. Results
-of whole test runs under other versions are in docs/torch.md.
+lists in PRIVATE_APIS what it touches, and a test holds each of these against the torch that is installed.
+Results of whole test runs under other versions are in docs/torch.md.
 """

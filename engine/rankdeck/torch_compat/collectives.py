@@ -20,12 +20,12 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch._C import _distributed_c10d
 
-from rankdeck.base.parsing import json_of
-from rankdeck.torch_compat.places import Private
+from rankdeck.base.parsing import parse_json
+from rankdeck.torch_compat.private_api import PrivateApi
 
-NAMESPACE = "_c10d_functional"
-_BYTES = "bytes that tensor and hybrid send are unknown"
-_WITHOUT = "a rank that is suspended or looked at with a debugger may end its run after half an hour"
+FUNCTIONAL_NAMESPACE = "_c10d_functional"
+_BYTES_UNKNOWN = "bytes that tensor and hybrid send are unknown"
+_TIMEOUT_MISSED = "a rank that is suspended or looked at with a debugger may end its run after half an hour"
 _KINDS = {
     "allreduce_": "all-reduce",
     "allreduce_coalesced_": "all-reduce",
@@ -46,30 +46,35 @@ _KINDS = {
     "send": "send",
     "recv_": "receive",
 }
-_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+_DUMP_FUNCTIONS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """Of gloo, and of NCCL in builds that have it."""
-_NUM_RECORDED = 64
-PLACES = (
-    Private(f"torch._C._distributed_c10d:{_DUMPS[0]}", "a hang does not tell which collectives ranks are in"),
-    Private("torch.distributed.distributed_c10d:_set_pg_timeout", _WITHOUT, takes=("timeout", "group")),
-    Private("torch.distributed.distributed_c10d:_world.pg_map", _WITHOUT),
-    Private("torch.distributed.distributed_c10d:_resolve_process_group", _BYTES),
-    Private("torch.distributed:ProcessGroup.unbox", "what moves in a step is unknown"),
+_MAX_RECORDED = 64
+PRIVATE_APIS = (
+    PrivateApi(
+        f"torch._C._distributed_c10d:{_DUMP_FUNCTIONS[0]}",
+        "a hang does not tell which collectives ranks are in",
+    ),
+    PrivateApi(
+        "torch.distributed.distributed_c10d:_set_pg_timeout", _TIMEOUT_MISSED, parameters=("timeout", "group")
+    ),
+    PrivateApi("torch.distributed.distributed_c10d:_world.pg_map", _TIMEOUT_MISSED),
+    PrivateApi("torch.distributed.distributed_c10d:_resolve_process_group", _BYTES_UNKNOWN),
+    PrivateApi("torch.distributed:ProcessGroup.unbox", "what moves in a step is unknown"),
     *(
-        Private(f"torch.ops:{NAMESPACE}.{name}.default", _BYTES)
+        PrivateApi(f"torch.ops:{FUNCTIONAL_NAMESPACE}.{name}.default", _BYTES_UNKNOWN)
         for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
     ),
-    Private(
+    PrivateApi(
         "torch.ops._c10d_functional.wait_tensor",
         "plans of tensor are too large",
-        look=lambda: torch.ops._c10d_functional.wait_tensor.default,
+        lookup=lambda: torch.ops._c10d_functional.wait_tensor.default,
     ),
 )
 
 
 def is_wait(func: Any) -> bool:
     """Whether an operation only waits for a collective."""
-    return bool(func.namespace == NAMESPACE and func.__name__ == "wait_tensor.default")
+    return bool(func.namespace == FUNCTIONAL_NAMESPACE and func.__name__ == "wait_tensor.default")
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,13 @@ class Collective:
     peer: int | None = None
 
 
-def collective_of(func: Any, args: tuple[Any, ...]) -> Collective | None:
+def parse_collective(func: Any, args: tuple[Any, ...]) -> Collective | None:
     """What an operation sends; None of one that is no collective, or that sends no tensor."""
-    kind = _KINDS.get(func.__name__.partition(".")[0]) if func.namespace in (NAMESPACE, "c10d") else None
+    kind = (
+        _KINDS.get(func.__name__.partition(".")[0])
+        if func.namespace in (FUNCTIONAL_NAMESPACE, "c10d")
+        else None
+    )
     if kind is None:
         return None
     given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
@@ -117,12 +126,12 @@ def set_timeouts(seconds: float) -> None:
         c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
 
 
-def recorded() -> str:
+def recorded_collectives() -> str:
     """The newest entries of torch's flight recorder as JSON. Nothing here waits for another rank, nor for the
     thread that does."""
     entries: list[Any] = []
-    for name in _DUMPS:
+    for name in _DUMP_FUNCTIONS:
         dump = getattr(_distributed_c10d, name, None)
         if dump is not None:
-            entries += json_of(dump(True, False)).get("entries") or []
-    return json.dumps({"entries": entries[-_NUM_RECORDED:]})
+            entries += parse_json(dump(True, False)).get("entries") or []
+    return json.dumps({"entries": entries[-_MAX_RECORDED:]})

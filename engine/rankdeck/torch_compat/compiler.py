@@ -20,29 +20,31 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from .places import Private
+from .private_api import PrivateApi
 
-_NAME = "torch._dynamo"
-_WITHOUT = "runs start a second later"
-_KEPT = "__dynamo_disable"
+_DYNAMO = "torch._dynamo"
+_SLOW_START = "runs start a second later"
+_DISABLED_ATTRIBUTE = "__dynamo_disable"
 """Where torch keeps, on a function, what the compiler made of it."""
-PLACES = (
-    Private("torch.optim.optimizer:_use_grad_for_differentiable", _WITHOUT, takes=("func",)),
-    Private("torch._compile:_disable_dynamo", _WITHOUT, takes=("fn",)),
-    Private(f"{_NAME}.utils:get_optimize_ddp_mode", _WITHOUT, takes=()),
+PRIVATE_APIS = (
+    PrivateApi("torch.optim.optimizer:_use_grad_for_differentiable", _SLOW_START, parameters=("func",)),
+    PrivateApi("torch._compile:_disable_dynamo", _SLOW_START, parameters=("fn",)),
+    PrivateApi(f"{_DYNAMO}.utils:get_optimize_ddp_mode", _SLOW_START, parameters=()),
 )
 
 
-def import_when_needed() -> None:
+def defer_compiler_import() -> None:
     """Let the compiler be imported by the first that compiles, traces or configures it."""
-    if _NAME not in sys.modules and not any(isinstance(finder, _TorchsOwn) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _TorchsOwn())
+    if _DYNAMO not in sys.modules and not any(
+        isinstance(finder, _CompilerFinder) for finder in sys.meta_path
+    ):
+        sys.meta_path.insert(0, _CompilerFinder())
 
 
 @contextlib.contextmanager
-def wrapping() -> Iterator[None]:
+def without_compiler() -> Iterator[None]:
     """Make a DistributedDataParallel, which asks the compiler how it would cut graphs."""
-    if _NAME in sys.modules:
+    if _DYNAMO in sys.modules:
         yield
         return
     utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")  # without a configuration
@@ -54,39 +56,40 @@ def wrapping() -> Iterator[None]:
             del vars(torch)["_dynamo"]
 
 
-class _TorchsOwn(MetaPathFinder):
+class _CompilerFinder(MetaPathFinder):
     """Does without the compiler until it is imported; finds no module itself."""
 
     def __init__(self) -> None:
-        self._codes: dict[FunctionType, CodeType] = {}
-        self._left_out: list[FunctionType] = []
-        for kind in _with_subclasses(Optimizer):
-            for step in _wrappers(vars(kind).get("step")):
+        self._original_codes: dict[FunctionType, CodeType] = {}
+        self._marked_functions: list[FunctionType] = []
+        for kind in _all_subclasses(Optimizer):
+            for step in _iter_wrapped(vars(kind).get("step")):
                 code = step.__code__
-                is_torchs = (code.co_name, code.co_freevars) == (_EAGER.co_name, _EAGER.co_freevars)
-                if is_torchs and _NAMES.issuperset(code.co_names):
-                    self._codes[step] = code
-                    step.__code__ = _EAGER
+                is_torchs = (code.co_name, code.co_freevars) == (_EAGER_CODE.co_name, _EAGER_CODE.co_freevars)
+                if is_torchs and _EAGER_NAMES.issuperset(code.co_names):
+                    self._original_codes[step] = code
+                    step.__code__ = _EAGER_CODE
         left_out = Optimizer.zero_grad.__code__
         for method in [*vars(Optimizer).values(), *vars(DistributedDataParallel).values()]:
-            for wrapper in _wrappers(method):
-                if wrapper.__code__ is left_out and not hasattr(function := wrapper.__wrapped__, _KEPT):  # type: ignore[attr-defined]
-                    setattr(function, _KEPT, function)
-                    self._left_out.append(function)
+            for wrapper in _iter_wrapped(method):
+                function: Any = getattr(wrapper, "__wrapped__", None)
+                if wrapper.__code__ is left_out and not hasattr(function, _DISABLED_ATTRIBUTE):
+                    setattr(function, _DISABLED_ATTRIBUTE, function)
+                    self._marked_functions.append(function)
 
     def find_spec(self, name: str, path: object, target: object = None) -> None:
-        if name == _NAME:
-            for function, code in self._codes.items():
+        if name == _DYNAMO:
+            for function, code in self._original_codes.items():
                 function.__code__ = code
-            for function in self._left_out:
-                vars(function).pop(_KEPT, None)
+            for function in self._marked_functions:
+                vars(function).pop(_DISABLED_ATTRIBUTE, None)
 
 
-def _with_subclasses(kind: type) -> set[type]:
-    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
+def _all_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_all_subclasses, kind.__subclasses__()))
 
 
-def _wrappers(function: Any) -> Iterator[FunctionType]:
+def _iter_wrapped(function: Any) -> Iterator[FunctionType]:
     """A function, the one that it wraps, and so on."""
     while type(function) is FunctionType:
         yield function
@@ -105,7 +108,7 @@ def _use_grad_for_differentiable(func: Callable[..., Any]) -> FunctionType:
     return _use_grad  # type: ignore[return-value]
 
 
-_EAGER = _use_grad_for_differentiable(lambda: None).__code__
+_EAGER_CODE = _use_grad_for_differentiable(lambda: None).__code__
 """What torch's function does outside a graph; `torch` is a name of its module, too."""
-_NAMES = {*_EAGER.co_names, _NAME, "_dynamo", "graph_break", "cast", "Optimizer"}
+_EAGER_NAMES = {*_EAGER_CODE.co_names, _DYNAMO, "_dynamo", "graph_break", "cast", "Optimizer"}
 """What torch's function calls. One that calls more does more, and stays."""

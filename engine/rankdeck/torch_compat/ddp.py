@@ -14,31 +14,35 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from rankdeck.torch_compat.places import Private
-from rankdeck.torch_compat.sparse import sum_of_ranks
+from rankdeck.torch_compat.private_api import PrivateApi
+from rankdeck.torch_compat.sparse import sum_over_ranks
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
-_DDP = "torch.nn.parallel:DistributedDataParallel"
-_SYNC_TIMES = "times of gradient syncs under ddp are unknown"
-_HALVES = "ddp cannot compress to 16 bits"
-_PLANS = "plans of ddp are single's with a set of buckets"
-PLACES = (
-    Private(f"{_DDP}._get_ddp_logging_data", _SYNC_TIMES, takes=("self",)),
-    Private(f"{_DDP}._set_ddp_runtime_logging_sample_rate", _SYNC_TIMES, takes=("self", "sample_rate")),
-    Private(f"{_DDP}.register_comm_hook", _HALVES, takes=("self", "state", "hook")),
-    Private("torch.distributed:Reducer._rebuild_buckets", _PLANS),
-    Private(
+_DDP_PATH = "torch.nn.parallel:DistributedDataParallel"
+_NO_SYNC_TIMES = "times of gradient syncs under ddp are unknown"
+_NO_COMPRESSION = "ddp cannot compress to 16 bits"
+_WRONG_PLANS = "plans of ddp are single's with a set of buckets"
+PRIVATE_APIS = (
+    PrivateApi(f"{_DDP_PATH}._get_ddp_logging_data", _NO_SYNC_TIMES, parameters=("self",)),
+    PrivateApi(
+        f"{_DDP_PATH}._set_ddp_runtime_logging_sample_rate",
+        _NO_SYNC_TIMES,
+        parameters=("self", "sample_rate"),
+    ),
+    PrivateApi(f"{_DDP_PATH}.register_comm_hook", _NO_COMPRESSION, parameters=("self", "state", "hook")),
+    PrivateApi("torch.distributed:Reducer._rebuild_buckets", _WRONG_PLANS),
+    PrivateApi(
         "torch.distributed.algorithms.ddp_comm_hooks.default_hooks:_compress_hook",
-        _HALVES,
-        takes=("dtype", "process_group", "bucket"),
+        _NO_COMPRESSION,
+        parameters=("dtype", "process_group", "bucket"),
     ),
 )
-_USUAL_SAMPLE_RATE = 100
+_DEFAULT_SAMPLE_RATE = 100
 
 
-def log_of(ddp: DistributedDataParallel) -> dict[str, int]:
+def ddp_log(ddp: DistributedDataParallel) -> dict[str, int]:
     """The numbers in DDP's own log of the last backward, times in nanoseconds; empty where it has none."""
     try:
         log = ddp._get_ddp_logging_data()
@@ -47,12 +51,12 @@ def log_of(ddp: DistributedDataParallel) -> dict[str, int]:
     return {name: value for name, value in log.items() if isinstance(value, int)}
 
 
-def time_every_backward(ddp: DistributedDataParallel, wanted: bool) -> None:
+def set_timing_rate(ddp: DistributedDataParallel, wanted: bool) -> None:
     """Have DDP's log time each backward, or again every hundredth."""
-    ddp._set_ddp_runtime_logging_sample_rate(1 if wanted else _USUAL_SAMPLE_RATE)
+    ddp._set_ddp_runtime_logging_sample_rate(1 if wanted else _DEFAULT_SAMPLE_RATE)
 
 
-def compress(dtype: torch.dtype, group: Any, bucket: GradBucket) -> Future[Tensor]:
+def compress_bucket(dtype: torch.dtype, group: Any, bucket: GradBucket) -> Future[Tensor]:
     """The mean of a bucket over the ranks, travelling as `dtype`: torch's hook for any backend."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -67,15 +71,15 @@ class PlannedDdp(DistributedDataParallel):
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__(module, init_sync=False, **options)
         # Unannotated: torch compares a hook's annotations with classes of its own.
-        super().register_comm_hook(None, lambda _, bucket: self._reduced(bucket))
-        kept: Any = _KeepsBuckets(self.reducer)
+        super().register_comm_hook(None, lambda _, bucket: self._all_reduce(bucket))
+        kept: Any = _FixedBucketReducer(self.reducer)
         self.reducer = kept
 
-    def _reduced(self, bucket: Any) -> Future[Tensor]:
+    def _all_reduce(self, bucket: Any) -> Future[Tensor]:
         done: Future[Tensor] = Future()
         gradients = bucket.buffer()
         if gradients.is_sparse:
-            gradients = sum_of_ranks(gradients, dist.get_world_size(self.process_group))
+            gradients = sum_over_ranks(gradients, dist.get_world_size(self.process_group))
         else:
             dist.all_reduce(gradients, group=self.process_group)
         done.set_result(gradients)
@@ -85,7 +89,7 @@ class PlannedDdp(DistributedDataParallel):
         """Compression travels in tensors of its own, which the plan leaves out."""
 
 
-class _KeepsBuckets:
+class _FixedBucketReducer:
     """The reducer, except that it does not order its buckets anew: that asks the other ranks."""
 
     def __init__(self, reducer: Any) -> None:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
-from .places import Private
+from .private_api import PrivateApi
 
 Kwargs = dict[str, Any]
 """What a call is given by name."""
@@ -33,31 +33,47 @@ VIEWS, WRITES, CREATES, RESIZES, PER_ITEM = range(5)
 EFFECTS: dict[OpOverload, int] = {}
 """The results of `effect_of`, for callers in a hurry."""
 _NO_BACKWARD = -1
-_CHANGE_MORE = ("resize_", "resize_as_", "set_", "detach_")
+_METADATA_OPS = ("resize_", "resize_as_", "set_", "detach_")
 
-_LEDGER = "memory by kind in rehearsals, and plans, cannot be trusted"
-PLACES = (
-    Private("torch.utils._python_dispatch:TorchDispatchMode._should_skip_dynamo", _LEDGER),
-    Private("torch.utils._python_dispatch:_disable_current_modes", "plans of meshes fail", takes=()),
-    Private(
-        "torch.utils._python_dispatch:_get_current_dispatch_mode", "--observe=full cannot follow", takes=()
+_WRONG_MEMORY = "memory by kind in rehearsals, and plans, cannot be trusted"
+PRIVATE_APIS = (
+    PrivateApi("torch.utils._python_dispatch:TorchDispatchMode._should_skip_dynamo", _WRONG_MEMORY),
+    PrivateApi("torch.utils._python_dispatch:_disable_current_modes", "plans of meshes fail", parameters=()),
+    PrivateApi(
+        "torch.utils._python_dispatch:_get_current_dispatch_mode",
+        "--observe=full cannot follow",
+        parameters=(),
     ),
-    Private("torch.utils._pytree:tree_leaves", _LEDGER, takes=("tree",)),
-    Private("torch.utils._pytree:tree_flatten", "dp cannot cut batches", takes=("tree",)),
-    Private("torch.utils._pytree:tree_unflatten", "dp cannot cut batches", takes=("leaves", "treespec")),
-    Private("torch.utils._pytree:TreeSpec.num_leaves", "dp cannot gather what replicas return"),
-    Private("torch.utils._pytree:tree_map", "models cannot be cut into stages", takes=("func", "tree")),
-    Private(
+    PrivateApi("torch.utils._pytree:tree_leaves", _WRONG_MEMORY, parameters=("tree",)),
+    PrivateApi("torch.utils._pytree:tree_flatten", "dp cannot cut batches", parameters=("tree",)),
+    PrivateApi(
+        "torch.utils._pytree:tree_unflatten", "dp cannot cut batches", parameters=("leaves", "treespec")
+    ),
+    PrivateApi("torch.utils._pytree:TreeSpec.num_leaves", "dp cannot gather what replicas return"),
+    PrivateApi(
+        "torch.utils._pytree:tree_map", "models cannot be cut into stages", parameters=("func", "tree")
+    ),
+    PrivateApi(
         "the _indices and _values of a sparse tensor",
-        _LEDGER,
-        look=lambda: [getattr(torch.eye(1).to_sparse(), name) for name in ("_indices", "_values")],
+        _WRONG_MEMORY,
+        lookup=lambda: [getattr(torch.eye(1).to_sparse(), name) for name in ("_indices", "_values")],
     ),
-    Private("torch._C:_current_graph_task_id", _LEDGER),
-    Private("torch._C:_disabled_torch_dispatch_impl", _LEDGER),
-    Private("the _cdata of a storage", _LEDGER, look=lambda: torch.empty(1).untyped_storage()._cdata),
-    Private("the _schema of an operation", _LEDGER, look=lambda: torch.ops.aten.add_.Tensor._schema.returns),
-    Private("the _overloadname of one", _LEDGER, look=lambda: torch.ops.aten.add.out._overloadname),
-    Private("the _overloadpacket of one", _LEDGER, look=lambda: torch.ops.aten.add.out._overloadpacket),
+    PrivateApi("torch._C:_current_graph_task_id", _WRONG_MEMORY),
+    PrivateApi("torch._C:_disabled_torch_dispatch_impl", _WRONG_MEMORY),
+    PrivateApi(
+        "the _cdata of a storage", _WRONG_MEMORY, lookup=lambda: torch.empty(1).untyped_storage()._cdata
+    ),
+    PrivateApi(
+        "the _schema of an operation",
+        _WRONG_MEMORY,
+        lookup=lambda: torch.ops.aten.add_.Tensor._schema.returns,
+    ),
+    PrivateApi(
+        "the _overloadname of one", _WRONG_MEMORY, lookup=lambda: torch.ops.aten.add.out._overloadname
+    ),
+    PrivateApi(
+        "the _overloadpacket of one", _WRONG_MEMORY, lookup=lambda: torch.ops.aten.add.out._overloadpacket
+    ),
 )
 
 
@@ -69,7 +85,7 @@ class DispatchMode(TorchDispatchMode):
         # True would wrap the hot path in a call that imports torch._dynamo: seconds, and never used here.
         return False
 
-    def in_another_thread(self) -> DispatchMode | None:
+    def worker_mode(self) -> DispatchMode | None:
         """What sees the operations of a thread that works for this one; None where they are not this mode's,
         or the thread enters a mode by itself."""
         return None
@@ -79,7 +95,7 @@ storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata
 """The address of a storage's own record: equal where tensors share a storage, also without memory."""
 
 
-def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+def storage_tensors(tensor: Tensor) -> tuple[Tensor, ...]:
     """The tensors that have the storages: of a sparse one its indices and values, of any other itself. None
     of what has no memory, or memory that torch does not show (MKL-DNN's)."""
     if is_meta(tensor):
@@ -103,7 +119,7 @@ def is_meta(tensor: Tensor) -> bool:
     return tensor.is_meta if device is None else bool(device.type == "meta")
 
 
-def computed(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
+def call_operation(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
     """What an operation returns."""
     return func(*args, **kwargs) if kwargs else func(*args)
 
@@ -121,15 +137,15 @@ def without_modes() -> AbstractContextManager[Any]:
 
 def in_backward() -> bool:
     """Whether the calling thread runs inside autograd's backward."""
-    return which_backward() != _NO_BACKWARD
+    return backward_id() != _NO_BACKWARD
 
 
-def which_backward() -> int:
+def backward_id() -> int:
     """A number of its own for each of autograd's backwards, and one for none of them."""
     return int(torch._C._current_graph_task_id())
 
 
-def wraps_others(types: Sequence[type]) -> bool:
+def has_wrappers(types: Sequence[type]) -> bool:
     """Whether an argument wraps other tensors (DTensor, a result of a collective that is not waited for yet):
     those are seen where it unwraps itself.
 
@@ -145,12 +161,12 @@ def is_wrapper(cls: type) -> bool:
     return cls.__name__ != "FakeTensor" and getattr(cls, "__torch_dispatch__", plain) is not plain
 
 
-def packet_of(func: Any) -> Any:
+def overload_packet(func: Any) -> Any:
     """The operation of which `func` is an overload."""
     return func._overloadpacket
 
 
-def effect_of(func: OpOverload) -> int:
+def classify_effect(func: OpOverload) -> int:
     """What an operation does to storages, read from its schema.
 
     VIEWS: returns aliases, or nothing. WRITES: in place. CREATES: may return new storages. RESIZES: may
@@ -180,12 +196,12 @@ def _is_fused_step(func: Any) -> bool:
     return bool(func.__name__.startswith("_fused_")) and not func._schema.returns
 
 
-def written(func: Any, args: tuple[Any, ...]) -> Any:
+def inplace_result(func: Any, args: tuple[Any, ...]) -> Any:
     """What an operation that only writes returns: what it was given, or nothing."""
     return args[0] if func._schema.returns else None
 
 
-def only_writes(func: Any) -> bool:
+def is_inplace_write(func: Any) -> bool:
     """Whether an operation only changes values in place: on shapes alone there is nothing to do then."""
     schema = func._schema
     name = func.__name__.partition(".")[0]
@@ -195,4 +211,4 @@ def only_writes(func: Any) -> bool:
         return bool(name.startswith("_foreach_")) or _is_fused_step(func)
     alias = schema.returns[0].alias_info
     writes = len(schema.returns) == 1 and alias is not None and bool(alias.is_write)
-    return writes and name not in _CHANGE_MORE
+    return writes and name not in _METADATA_OPS

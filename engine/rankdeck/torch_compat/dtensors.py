@@ -6,21 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .places import Private
+from .private_api import PrivateApi
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
 
 
-def _a_local_tensor() -> Any:
+def _local_tensor_annotation() -> Any:
     from torch.distributed.tensor import DTensor
 
     return DTensor.__annotations__["_local_tensor"]
 
 
-PLACES = (
-    Private("the _local_tensor of a DTensor", "fsdp, tensor and hybrid are miscounted", look=_a_local_tensor),
+PRIVATE_APIS = (
+    PrivateApi(
+        "the _local_tensor of a DTensor",
+        "fsdp, tensor and hybrid are miscounted",
+        lookup=_local_tensor_annotation,
+    ),
 )
 
 

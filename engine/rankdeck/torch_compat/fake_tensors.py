@@ -14,49 +14,59 @@ import torch.distributed as dist
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 
-from rankdeck.torch_compat.places import Private
+from rankdeck.torch_compat.private_api import PrivateApi
 
-_PLANS = "plans cannot be made"
-_SLOW = "plans take half as long again"
-_THREADS = "plans of models that load in several threads fail"
+_NO_PLANS = "plans cannot be made"
+_SLOW_PLANS = "plans take half as long again"
+_NO_THREADED_PLANS = "plans of models that load in several threads fail"
 
 
-def _a_fake_tensor() -> Any:
+def _make_fake_tensor() -> Any:
     with fake_tensor.FakeTensorMode():
         return torch.zeros(2)
 
 
-PLACES = (
-    Private("torch._subclasses.fake_tensor:FakeTensorMode.from_tensor", _PLANS, takes=("self", "tensor")),
-    Private("torch._subclasses.fake_tensor:in_kernel_invocation_manager", _SLOW, takes=("fake_mode",)),
-    Private("torch._subclasses.fake_tensor:DataDependentOutputException", "some refusals are badly worded"),
-    Private("torch._subclasses.fake_tensor:DynamicOutputShapeException", "some refusals are badly worded"),
-    Private("torch._C:_get_dispatch_mode", _SLOW),
-    Private("torch._C:_DisableTorchDispatch", _PLANS),
-    Private("torch._C:_set_throw_on_mutable_data_ptr", _PLANS),
-    Private("torch:Tensor._make_subclass", _PLANS),
-    Private("torch._C:_TorchDispatchModeKey.FAKE", _SLOW),
-    Private("the fake_device of a fake tensor", _PLANS, look=lambda: _a_fake_tensor().fake_device),
-    Private("the fake_mode of a fake tensor", _SLOW, look=lambda: _a_fake_tensor().fake_mode),
-    Private(
+PRIVATE_APIS = (
+    PrivateApi(
+        "torch._subclasses.fake_tensor:FakeTensorMode.from_tensor", _NO_PLANS, parameters=("self", "tensor")
+    ),
+    PrivateApi(
+        "torch._subclasses.fake_tensor:in_kernel_invocation_manager", _SLOW_PLANS, parameters=("fake_mode",)
+    ),
+    PrivateApi(
+        "torch._subclasses.fake_tensor:DataDependentOutputException", "some refusals are badly worded"
+    ),
+    PrivateApi("torch._subclasses.fake_tensor:DynamicOutputShapeException", "some refusals are badly worded"),
+    PrivateApi("torch._C:_get_dispatch_mode", _SLOW_PLANS),
+    PrivateApi("torch._C:_DisableTorchDispatch", _NO_PLANS),
+    PrivateApi("torch._C:_set_throw_on_mutable_data_ptr", _NO_PLANS),
+    PrivateApi("torch:Tensor._make_subclass", _NO_PLANS),
+    PrivateApi("torch._C:_TorchDispatchModeKey.FAKE", _SLOW_PLANS),
+    PrivateApi("the fake_device of a fake tensor", _NO_PLANS, lookup=lambda: _make_fake_tensor().fake_device),
+    PrivateApi("the fake_mode of a fake tensor", _SLOW_PLANS, lookup=lambda: _make_fake_tensor().fake_mode),
+    PrivateApi(
         "whether a fake mode is in a kernel",
-        _THREADS,
-        look=lambda: _a_fake_tensor().fake_mode.in_kernel_invocation,
+        _NO_THREADED_PLANS,
+        lookup=lambda: _make_fake_tensor().fake_mode.in_kernel_invocation,
     ),
-    Private(
-        "the modes that a fake mode replaced", _THREADS, look=lambda: _a_fake_tensor().fake_mode.enter_stack
+    PrivateApi(
+        "the modes that a fake mode replaced",
+        _NO_THREADED_PLANS,
+        lookup=lambda: _make_fake_tensor().fake_mode.enter_stack,
     ),
-    Private("the constant of a fake tensor", _SLOW, look=lambda: _a_fake_tensor().constant),
-    Private(
-        "whether its sizes are symbols", _SLOW, look=lambda: _a_fake_tensor()._has_symbolic_sizes_strides
+    PrivateApi("the constant of a fake tensor", _SLOW_PLANS, lookup=lambda: _make_fake_tensor().constant),
+    PrivateApi(
+        "whether its sizes are symbols",
+        _SLOW_PLANS,
+        lookup=lambda: _make_fake_tensor()._has_symbolic_sizes_strides,
     ),
-    Private("torch.testing._internal.distributed.fake_pg:FakeStore", "plans over ranks cannot be made"),
-    Private("torch.ops:prim.device.default", _PLANS),
-    Private("torch.ops:aten._local_scalar_dense.default", _PLANS),
-    Private("torch.ops:aten.mkldnn_rnn_layer.default", "plans of LSTMs are too small"),
+    PrivateApi("torch.testing._internal.distributed.fake_pg:FakeStore", "plans over ranks cannot be made"),
+    PrivateApi("torch.ops:prim.device.default", _NO_PLANS),
+    PrivateApi("torch.ops:aten._local_scalar_dense.default", _NO_PLANS),
+    PrivateApi("torch.ops:aten.mkldnn_rnn_layer.default", "plans of LSTMs are too small"),
 )
 
-DEVICE = torch.ops.prim.device.default
+DEVICE_OP = torch.ops.prim.device.default
 """What torch calls, through every mode, to know where a fake tensor is."""
 
 in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
@@ -68,37 +78,37 @@ class FakeTensorMode(fake_tensor.FakeTensorMode):
     thread's own."""
 
     def __init__(self, **options: Any) -> None:
-        self._own = threading.local()
+        self._thread_state = threading.local()
         super().__init__(**options)
 
     @property
     def in_kernel_invocation(self) -> bool:
-        return getattr(self._own, "in_kernel", False)
+        return getattr(self._thread_state, "in_kernel", False)
 
     @in_kernel_invocation.setter
     def in_kernel_invocation(self, value: bool) -> None:
-        self._own.in_kernel = value
+        self._thread_state.in_kernel = value
 
     @property
     def enter_stack(self) -> list[Any]:
-        stack: list[Any] = vars(self._own).setdefault("stack", [])
+        stack: list[Any] = vars(self._thread_state).setdefault("stack", [])
         return stack
 
     @enter_stack.setter
     def enter_stack(self, value: list[Any]) -> None:
-        self._own.stack = value
+        self._thread_state.stack = value
 
 
 no_dispatch = torch._C._DisableTorchDispatch
 """A context in which no mode sees anything: half as long as `in_kernel`, where no fake tensor is given."""
 
 
-def active_mode() -> Any:
+def active_fake_mode() -> Any:
     """The fake mode that the calling thread is in, or None."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
 
 
-def fake_like(
+def make_fake_tensor(
     blank: torch.Tensor, mode: fake_tensor.FakeTensorMode, device: torch.device, state: Mapping[str, object]
 ) -> FakeTensor:
     """A fake tensor over a blank one on "meta". `state` is that of one of torch's but for its mode: torch
@@ -117,7 +127,7 @@ def has_symbols(tensor: FakeTensor) -> bool:
     return bool(tensor._has_symbolic_sizes_strides)
 
 
-def start_fake_group(rank: int, world_size: int) -> None:
+def init_fake_process_group(rank: int, world_size: int) -> None:
     """Make this process a rank of many, whose collectives are done at once and leave tensors as they are."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -17,16 +17,18 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from rankdeck.torch_compat.places import Private
+from rankdeck.torch_compat.private_api import PrivateApi
 
-_WRONG = "fsdp is wrong where ranks use different weights"
-PLACES = (
-    Private("the group of a module of fsdp", _WRONG, look=lambda: FSDPModule._get_fsdp_state),
-    Private("torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.post_backward", _WRONG),
+_WRONG_FSDP = "fsdp is wrong where ranks use different weights"
+PRIVATE_APIS = (
+    PrivateApi("the group of a module of fsdp", _WRONG_FSDP, lookup=lambda: FSDPModule._get_fsdp_state),
+    PrivateApi(
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.post_backward", _WRONG_FSDP
+    ),
 )
 
 
-def scatter_all(module: FSDPModule, use: Callable[[nn.Parameter], object]) -> None:
+def scatter_missing_as_zeros(module: FSDPModule, use: Callable[[nn.Parameter], object]) -> None:
     """Scatter zeros for weights of the module's own group that got no gradient, and `use` those that got one
     (as their slices), each time right before gradients are scattered."""
     state: Any = module._get_fsdp_state()
@@ -34,14 +36,14 @@ def scatter_all(module: FSDPModule, use: Callable[[nn.Parameter], object]) -> No
 
     def post_backward(*unused: Any) -> None:
         if group.reduce_grads:
-            _complete(group.fsdp_params, use)
+            _fill_missing_gradients(group.fsdp_params, use)
         FSDPParamGroup.post_backward(group, *unused)
 
     if group is not None:
         group.post_backward = post_backward
 
 
-def _complete(members: list[Any], use: Callable[[nn.Parameter], object]) -> None:
+def _fill_missing_gradients(members: list[Any], use: Callable[[nn.Parameter], object]) -> None:
     gathered = [member for member in members if hasattr(member, "_unsharded_param")]
     added_up = [member.unsharded_accumulated_grad for member in gathered]
     # Gradients of earlier parts may be kept in another dtype, and all of a group travel in one.

@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from rankdeck.torch_compat.dispatch import tree_leaves
-from rankdeck.torch_compat.places import Private
+from rankdeck.torch_compat.private_api import PrivateApi
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -23,25 +23,29 @@ BatchNorm = _BatchNorm
 """What every batch norm is."""
 NormBase = _NormBase
 """What every norm with running statistics is."""
-_CUTS = "stages of pipelines and replicas of dp cannot be built"
-PLACES = (
-    Private("the tables of a module", _CUTS, look=lambda: vars(nn.Module())["_parameters"]),
-    Private("its table of buffers", _CUTS, look=lambda: vars(nn.Module())["_buffers"]),
-    Private("its table of children", _CUTS, look=lambda: vars(nn.Module())["_modules"]),
-    Private(
-        "its table of hooks", "dp cannot make replicas", look=lambda: vars(nn.Module())["_forward_hooks"]
+_NO_STAGES = "stages of pipelines and replicas of dp cannot be built"
+PRIVATE_APIS = (
+    PrivateApi("the tables of a module", _NO_STAGES, lookup=lambda: vars(nn.Module())["_parameters"]),
+    PrivateApi("its table of buffers", _NO_STAGES, lookup=lambda: vars(nn.Module())["_buffers"]),
+    PrivateApi("its table of children", _NO_STAGES, lookup=lambda: vars(nn.Module())["_modules"]),
+    PrivateApi(
+        "its table of hooks", "dp cannot make replicas", lookup=lambda: vars(nn.Module())["_forward_hooks"]
     ),
-    Private("torch.nn:Module._replicate_for_data_parallel", "dp cannot make replicas", takes=("self",)),
-    Private("torch.nn:Module._apply", "plans and fp64 fail", takes=("self", "fn", "recurse")),
-    Private("torch.nn:BatchNorm1d._check_input_dim", "batch norms over ranks fail", takes=("self", "input")),
-    Private("torch.nn.modules.batchnorm:_BatchNorm", "batch norms over ranks fail"),
-    Private("torch.nn.modules.dropout:_DropoutNd", "tensor tries out fewer splits in training mode"),
-    Private("torch.nn.modules.batchnorm:_NormBase", "checkpointing of activations fails"),
-    Private("torch.nn.modules.module:_EXTRA_STATE_KEY_SUFFIX", "checkpoints hold no extra state"),
-    Private(
+    PrivateApi(
+        "torch.nn:Module._replicate_for_data_parallel", "dp cannot make replicas", parameters=("self",)
+    ),
+    PrivateApi("torch.nn:Module._apply", "plans and fp64 fail", parameters=("self", "fn", "recurse")),
+    PrivateApi(
+        "torch.nn:BatchNorm1d._check_input_dim", "batch norms over ranks fail", parameters=("self", "input")
+    ),
+    PrivateApi("torch.nn.modules.batchnorm:_BatchNorm", "batch norms over ranks fail"),
+    PrivateApi("torch.nn.modules.dropout:_DropoutNd", "tensor tries out fewer splits in training mode"),
+    PrivateApi("torch.nn.modules.batchnorm:_NormBase", "checkpointing of activations fails"),
+    PrivateApi("torch.nn.modules.module:_EXTRA_STATE_KEY_SUFFIX", "checkpoints hold no extra state"),
+    PrivateApi(
         "the _qkv_same_embed_dim of nn.MultiheadAttention",
         "tensor cannot split attention",
-        look=lambda: nn.MultiheadAttention(2, 1)._qkv_same_embed_dim,
+        lookup=lambda: nn.MultiheadAttention(2, 1)._qkv_same_embed_dim,
     ),
 )
 
@@ -62,7 +66,7 @@ def own_tensors(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, 
     return weights, module._buffers
 
 
-def names_of_weights(module: nn.Module) -> dict[nn.Parameter, list[str]]:
+def parameter_names(module: nn.Module) -> dict[nn.Parameter, list[str]]:
     """All names of each weight, in the module's order; a tied weight has several."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, weight in module.named_parameters(remove_duplicate=False):
@@ -75,7 +79,7 @@ def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules
 
 
-def split_state(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, object]]:
+def split_state_dict(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, object]]:
     """The module's state in two: weights and persistent buffers by name, themselves; and what its
     `get_extra_state` and its hooks give beside them, of any kind."""
     state = module.state_dict(keep_vars=True)
@@ -87,7 +91,7 @@ def split_state(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, object]
     return tensors, {name: value for name, value in state.items() if name not in tensors}
 
 
-def change_tensors(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+def apply_to_tensors(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     """Change all weights and buffers as `Module.to` does, which takes one dtype for all of them."""
     module._apply(change)
 
@@ -136,7 +140,7 @@ def shallow_copy(module: nn.Module) -> Any:
     return replica
 
 
-def note_weight(replica: Any, name: str, weight: Tensor) -> None:
+def record_weight(replica: Any, name: str, weight: Tensor) -> None:
     """Say by which name a shallow copy knew a weight; torch's own modules ask for it."""
     replica._former_parameters[name] = weight
 
@@ -146,6 +150,6 @@ def check_batch_norm_input(norm: Any, inputs: Tensor) -> None:
     norm._check_input_dim(inputs)
 
 
-def has_one_input_weight(attention: nn.MultiheadAttention) -> bool:
+def has_packed_projection(attention: nn.MultiheadAttention) -> bool:
     """Whether queries, keys and values are projected by one weight."""
     return bool(attention._qkv_same_embed_dim)

@@ -16,29 +16,35 @@ from torch.distributed import P2POp, get_rank
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from rankdeck.torch_compat.fake_tensors import FakeTensor
-from rankdeck.torch_compat.places import Private
+from rankdeck.torch_compat.private_api import PrivateApi
 
-_STAGE = "torch.distributed.pipelining:PipelineStage"
-_SCHEDULES = "torch.distributed.pipelining.schedules"
-_STEPS = "pipelines cannot train, or their figures are wrong"
-PLACES = (
-    Private(f"{_STAGE}.forward_one_chunk", _STEPS, takes=("self", "fwd_chunk_id", "args")),
-    Private(
-        f"{_STAGE}.backward_one_chunk",
-        _STEPS,
-        takes=("self", "bwd_chunk_id", "loss", "full_backward", "last_backward"),
+_STAGE_PATH = "torch.distributed.pipelining:PipelineStage"
+_SCHEDULES_PATH = "torch.distributed.pipelining.schedules"
+_WRONG_STEPS = "pipelines cannot train, or their figures are wrong"
+PRIVATE_APIS = (
+    PrivateApi(f"{_STAGE_PATH}.forward_one_chunk", _WRONG_STEPS, parameters=("self", "fwd_chunk_id", "args")),
+    PrivateApi(
+        f"{_STAGE_PATH}.backward_one_chunk",
+        _WRONG_STEPS,
+        parameters=("self", "bwd_chunk_id", "loss", "full_backward", "last_backward"),
     ),
-    Private(f"{_STAGE}.backward_weight_one_chunk", _STEPS, takes=("self", "bwd_chunk_id", "last_backward")),
-    Private(f"{_STAGE}.get_fwd_send_ops", _STEPS, takes=("self", "fwd_chunk_id")),
-    Private(f"{_STAGE}.get_bwd_send_ops", _STEPS, takes=("self", "bwd_chunk_id")),
-    Private(f"{_SCHEDULES}:get_schedule_class", _STEPS, takes=("schedule_name",)),
-    Private(f"{_SCHEDULES}:logger", "failures inside a stage print torch's whole schedule"),
-    Private("torch:Tensor._is_view", "schedules that split backward fail where a stage hands on a view"),
-    Private("torch.distributed.pipelining.stage:_RecvInfo", "buffers of pipelines are shown as activations"),
+    PrivateApi(
+        f"{_STAGE_PATH}.backward_weight_one_chunk",
+        _WRONG_STEPS,
+        parameters=("self", "bwd_chunk_id", "last_backward"),
+    ),
+    PrivateApi(f"{_STAGE_PATH}.get_fwd_send_ops", _WRONG_STEPS, parameters=("self", "fwd_chunk_id")),
+    PrivateApi(f"{_STAGE_PATH}.get_bwd_send_ops", _WRONG_STEPS, parameters=("self", "bwd_chunk_id")),
+    PrivateApi(f"{_SCHEDULES_PATH}:get_schedule_class", _WRONG_STEPS, parameters=("schedule_name",)),
+    PrivateApi(f"{_SCHEDULES_PATH}:logger", "failures inside a stage print torch's whole schedule"),
+    PrivateApi("torch:Tensor._is_view", "schedules that split backward fail where a stage hands on a view"),
+    PrivateApi(
+        "torch.distributed.pipelining.stage:_RecvInfo", "buffers of pipelines are shown as activations"
+    ),
 )
 
 
-_PLAIN = torch.empty(0, device="meta")
+_PLAIN_TENSOR = torch.empty(0, device="meta")
 
 
 class Stage(PipelineStage):
@@ -63,12 +69,12 @@ class Stage(PipelineStage):
         stand for plain ones.
         """
         torchs: Any = super()
-        plain = _PLAIN if isinstance(output, FakeTensor) else output
+        plain = _PLAIN_TENSOR if isinstance(output, FakeTensor) else output
         found: tuple[bool, str] = torchs._output_slot_is_releasable(plain)
         return found
 
 
-def without_views(tensor: Tensor) -> Tensor:
+def clone_view(tensor: Tensor) -> Tensor:
     """An output as half a backward wants it: it ends with outputs detached in place, which no view can be."""
     return tensor.clone() if tensor._is_view() else tensor
 
@@ -81,7 +87,7 @@ def receive_buffers(stage: PipelineStage) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def raised_in_a_stage() -> Iterator[None]:
+def unwrap_stage_errors() -> Iterator[None]:
     """What a stage raised, without torch's wrapper around it and without the whole schedule on stderr."""
     printed = logging.getLogger(schedules.__name__)
     level = printed.level

@@ -9,19 +9,19 @@ import contextlib
 import sys
 from typing import Any
 
-from rankdeck.torch_compat.places import Private
+from rankdeck.torch_compat.private_api import PrivateApi
 
-PLACES = (
-    Private("torch.cuda:_is_in_bad_fork", "runs on CPUs may start with broken CUDA", takes=()),
-    Private(
+PRIVATE_APIS = (
+    PrivateApi("torch.cuda:_is_in_bad_fork", "runs on CPUs may start with broken CUDA", parameters=()),
+    PrivateApi(
         "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._shutdown_workers",
         "workers of a loader live on for a while",
-        takes=("self",),
+        parameters=("self",),
     ),
 )
 
 
-def cuda_was_touched() -> bool:
+def is_cuda_fork_broken() -> bool:
     """Whether an import asked CUDA something before the fork: CUDA then fails in this process for good."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda._is_in_bad_fork())

@@ -20,28 +20,28 @@ from torch import Tensor
 
 from rankdeck.torch_compat.dispatch import Kwargs
 from rankdeck.torch_compat.fake_tensors import in_kernel
-from rankdeck.torch_compat.places import Private
+from rankdeck.torch_compat.private_api import PrivateApi
 
-_MISCOUNTED = "plans miscount sparse gradients"
-PLACES = (
-    Private("torch.ops:aten._sparse_coo_tensor_with_dims_and_tensors.default", _MISCOUNTED),
-    Private("torch.ops:aten.copy_sparse_to_sparse_.default", _MISCOUNTED),
-    Private("torch.ops:aten._coalesce.default", _MISCOUNTED),
+_WRONG_COUNTS = "plans miscount sparse gradients"
+PRIVATE_APIS = (
+    PrivateApi("torch.ops:aten._sparse_coo_tensor_with_dims_and_tensors.default", _WRONG_COUNTS),
+    PrivateApi("torch.ops:aten.copy_sparse_to_sparse_.default", _WRONG_COUNTS),
+    PrivateApi("torch.ops:aten._coalesce.default", _WRONG_COUNTS),
 )
 _aten = torch.ops.aten
 _MAKE = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 
 
 def _like(given: Any, *_: Any, **__: Any) -> Tensor:
-    return _of(given, given._nnz())
+    return _make_like(given, given._nnz())
 
 
 def _masked(_: Any, mask: Any, *__: Any) -> Tensor:
-    return _of(mask, mask._nnz())
+    return _make_like(mask, mask._nnz())
 
 
 def _sum(first: Any, second: Any, **_: Any) -> Tensor:
-    return _of(first, first._nnz() + second._nnz())
+    return _make_like(first, first._nnz() + second._nnz())
 
 
 def _sum_in_place(first: Any, second: Any, **_: Any) -> Tensor:
@@ -56,7 +56,7 @@ def _copied(target: Any, source: Any, *_: Any, **__: Any) -> Tensor:
     return result
 
 
-_RESULTS: dict[Any, Callable[..., Tensor]] = {
+_RESULT_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
     _aten.clone.default: _like,
     _aten.neg.default: _like,
     _aten.mul.Tensor: _like,
@@ -71,7 +71,7 @@ _RESULTS: dict[Any, Callable[..., Tensor]] = {
     _aten.add_.Tensor: _sum_in_place,
     _aten.sub_.Tensor: _sum_in_place,
 }
-_KEEP = (
+_COUNT_PRESERVING = (
     _MAKE,
     _aten.detach.default,
     _aten.mul_.Tensor,
@@ -83,28 +83,28 @@ _KEEP = (
 
 def sparse_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Tensor | None:
     """What an operation on sparse tensors returns; None where it is on others, or torch knows it itself."""
-    result = _RESULTS.get(func)
+    result = _RESULT_FUNCTIONS.get(func)
     if result is None or not _is_sparse(args[1] if result is _masked else args[0]):
         return None
     return result(*args, **(kwargs or {}))
 
 
-def sum_of_ranks(gradient: Tensor, num_ranks: int) -> Tensor:
+def sum_over_ranks(gradient: Tensor, num_ranks: int) -> Tensor:
     """What gloo makes of a sparse gradient at most: coalesced, as if no two ranks had an index in common."""
     num_places = math.prod(gradient.shape[: gradient.sparse_dim()])
-    return _of(gradient, min(num_ranks * gradient._nnz(), num_places))
+    return _make_like(gradient, min(num_ranks * gradient._nnz(), num_places))
 
 
-def forgets_elements(func: Any, out: Any) -> bool:
+def loses_num_elements(func: Any, out: Any) -> bool:
     """Whether it is not known how many elements a result has."""
-    return isinstance(out, Tensor) and out.layout is not torch.strided and func not in _KEEP
+    return isinstance(out, Tensor) and out.layout is not torch.strided and func not in _COUNT_PRESERVING
 
 
 def _is_sparse(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.sparse_coo
 
 
-def _of(like: Any, num_elements: int) -> Tensor:
+def _make_like(like: Any, num_elements: int) -> Tensor:
     """A tensor of the layout of `like` with so many elements."""
     values = torch.empty((num_elements, *like._values().shape[1:]), dtype=like.dtype)
     indices = torch.empty((like.sparse_dim(), num_elements), dtype=torch.int64)

@@ -10,17 +10,17 @@ import importlib
 from importlib import metadata
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.phrases import marked, phrase
-from rankdeck.torch_compat.places import CHECKED, Private
+from rankdeck.base.phrases import phrase, tr_noop
+from rankdeck.torch_compat.private_api import CHECKED_VERSIONS, PrivateApi
 
-SUBJECTS = (
+MODULES = (
     "dispatch",
     "dtensors",
     "modules",
-    "marks",
+    "weight_metadata",
     "fake_tensors",
     "sparse",
-    "planned",
+    "fake_mode_patches",
     "ledger_hooks",
     "ddp",
     "fsdp",
@@ -31,26 +31,26 @@ SUBJECTS = (
 )
 
 
-def places() -> list[Private]:
+def private_apis() -> list[PrivateApi]:
     """Every place that the engine touches."""
-    modules = [importlib.import_module(f"rankdeck.torch_compat.{subject}") for subject in SUBJECTS]
-    return [place for module in modules for place in module.PLACES]
+    modules = [importlib.import_module(f"rankdeck.torch_compat.{subject}") for subject in MODULES]
+    return [place for module in modules for place in module.PRIVATE_APIS]
 
 
 def is_known(version: str) -> bool:
     """Whether "2.13.0+cu130" is a version, or a patch of one, that every place was checked under."""
-    return _minor(version) in {_minor(known) for known in CHECKED}
+    return _minor(version) in {_minor(known) for known in CHECKED_VERSIONS}
 
 
 def _minor(version: str) -> tuple[str, ...]:
     return tuple(version.partition("+")[0].split(".")[:2])
 
 
-_HAS_CHANGED = marked(
+_CHANGED_TEXT = tr_noop(
     "torch {installed} is not one of the versions that this engine was checked with ({checked}). What has "
     "changed in it: {doubts}."
 )
-_SEEMS_THE_SAME = marked(
+_UNCHANGED_TEXT = tr_noop(
     "torch {installed} is not one of the versions that this engine was checked with ({checked}). Nothing "
     "that it relies on seems to have moved."
 )
@@ -65,12 +65,12 @@ def version_problem(version: str | None = None) -> Problem | None:
         return None  # a torch that no package manager knows
     if is_known(installed):
         return None
-    moved = [place for place in places() if place.moved() is not None]
-    doubts = "; ".join(dict.fromkeys(place.without for place in moved))
-    template = _HAS_CHANGED if moved else _SEEMS_THE_SAME
+    moved = [place for place in private_apis() if place.find_change() is not None]
+    doubts = "; ".join(dict.fromkeys(place.consequence for place in moved))
+    template = _CHANGED_TEXT if moved else _UNCHANGED_TEXT
     return Problem(
         "torch-unknown",
-        phrase(template, installed=installed, checked=", ".join(CHECKED), doubts=doubts),
+        phrase(template, installed=installed, checked=", ".join(CHECKED_VERSIONS), doubts=doubts),
         advice=phrase("If something fails or looks wrong, install one of those versions."),
         severity="warning",
     )

@@ -20,26 +20,26 @@ from rankdeck.base.phrases import phrase
 from rankdeck.data.loader import first_batch
 from rankdeck.memory.ledger import AnyLedger, Ledger, NullLedger
 from rankdeck.parallel.mesh import Backend
-from rankdeck.parallel.tensor.split_plan import KnownModel
-from rankdeck.profiling.simulated_pace import pace_of
+from rankdeck.parallel.tensor.split_plan import ModelAnalysis
+from rankdeck.profiling.simulated_pace import make_pace
 from rankdeck.profiling.spans import SpanRecorder
-from rankdeck.rundir import EventWriter
+from rankdeck.run_dir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
 from rankdeck.training.batches import check_last_step
 from rankdeck.training.loop import Trainer
-from rankdeck.training.refusals import refuse_gradient_hooks, refuse_optimizer, refuse_sparse
-from rankdeck.training.sameness import Traits, differences, traits_of
-from rankdeck.training.trial_weights import ModelWeights, layout_of
+from rankdeck.training.parity_notes import ModelTraits, find_parity_notes, model_traits
+from rankdeck.training.preflight_checks import check_gradient_hooks, check_optimizer, check_sparse_gradients
+from rankdeck.training.trial_weights import ModelWeights, describe_weights
 from rankdeck.training.workload import Workload
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltStrategy:
     """A strategy whose model is in its place, and the optimizer of this rank's weights."""
 
     strategy: Strategy
     optimizer: Optimizer
-    traits: Traits
+    traits: ModelTraits
 
 
 def assemble(
@@ -48,18 +48,18 @@ def assemble(
     rank: int,
     world_size: int,
     devices: list[torch.device],
-    places: list[int],
+    device_indices: list[int],
     writer: EventWriter,
     ledger: Ledger | None = None,
     backend: Backend | None = None,
-    known: KnownModel | None = None,
+    analysis: ModelAnalysis | None = None,
     notes: Sequence[Problem] | None = None,
     **job: Any,
 ) -> Trainer:
     """A trainer over a strategy that is built: what a rank does once data is loaded and the ranks have met.
 
-    `devices` are this rank's torch devices and `places` where they stand in the run; `ledger` is made here
-    for a rehearsal that brings none; `known` is as of `build`; `notes` are what the check before
+    `devices` are this rank's torch devices and `device_indices` where they stand in the run; `ledger` is made
+    here for a rehearsal that brings none; `analysis` is as of `build`; `notes` are what the check before
     found to differ from one device, None where there was none; `job` goes to Trainer.
 
     Raises: RankdeckError where the strategy refuses the model, the data or the devices.
@@ -69,22 +69,22 @@ def assemble(
         rank=rank,
         world_size=world_size,
         devices=devices,
-        ledger=ledger or _ledger(workload, devices),
+        ledger=ledger or _make_ledger(workload, devices),
         backend=backend,
-        known=known,
-        drained=lambda under_way, updates: writer.write(events.Drained(rank, under_way, updates)),
+        analysis=analysis,
+        on_drained=lambda under_way, updates: writer.write(events.Drained(rank, under_way, updates)),
     )
     strategy, optimizer = built.strategy, built.optimizer
     strategy.ledger.watch(strategy.module, optimizer)
     is_verified = notes is not None
-    notes = differences(workload, strategy, built.traits) if notes is None else notes
+    notes = find_parity_notes(workload, strategy, built.traits) if notes is None else notes
     return Trainer(
         workload,
         strategy,
         optimizer,
         writer,
         rank=rank,
-        places=places,
+        device_indices=device_indices,
         notes=notes,
         is_verified=is_verified,
         **job,
@@ -99,21 +99,23 @@ def build(
     devices: list[torch.device],
     ledger: AnyLedger,
     backend: Backend | None = None,
-    known: KnownModel | None = None,
-    drained: Callable[[int, int], object] = lambda under_way, updates: None,
-) -> Built:
+    analysis: ModelAnalysis | None = None,
+    on_drained: Callable[[int, int], object] = lambda under_way, updates: None,
+) -> BuiltStrategy:
     """The strategy of one rank with its model in place, and its optimizer. All ranks call this together.
-    `known` is what was found out about the model when it was last built, and gets more.
+    `analysis` is what was found out about the model when it was last built, and gets more.
 
     Raises: RankdeckError where the strategy refuses the model, the data or the devices.
     """
     config, backend = workload.config, backend or Backend()
     if config.train.allow_tf32:  # GPUs alone look at it; elsewhere torch's own setting holds
         torch.backends.cuda.matmul.allow_tf32 = True
-    strategy_type: type[Strategy] = config.strategy_card.load()
-    pace = pace_of(config, devices[0], world_size, waits_inside=strategy_type.waits_inside)
+    strategy_type: type[Strategy] = config.strategy_spec.load()
+    pace = make_pace(
+        config, devices[0], world_size, communicates_in_forward=strategy_type.communicates_in_forward
+    )
     setup = Setup(
-        options=config.strategy_card.options(**config.strategy.options),
+        options=config.strategy_spec.options(**config.strategy.options),
         loss=workload.loss,
         devices=devices,
         rank=rank,
@@ -121,42 +123,42 @@ def build(
         ledger=ledger,
         precision=config.train.precision,
         compile=config.train.compile,
-        part_batch=config.train.global_batch // config.train.accumulate,
+        microstep_samples=config.train.global_batch // config.train.accumulate,
         accumulate=config.train.accumulate,
-        sample=functools.partial(first_batch, workload.train),
+        read_samples=functools.partial(first_batch, workload.train),
         spans=SpanRecorder(devices, pace),
         backend=backend,
-        drained=drained,
-        known=known or KnownModel(),
+        on_drained=on_drained,
+        analysis=analysis or ModelAnalysis(),
     )
     strategy = strategy_type(setup)
-    traits, layout = Traits(), ModelWeights()
+    traits, layout = ModelTraits(), ModelWeights()
 
     def model_fn() -> nn.Module:
         nonlocal traits, layout
-        model = backend.model(workload.build_model)
-        traits, layout = traits_of(model), layout_of(model)
-        _refuse_gradients(model, workload, strategy)
+        model = backend.build_model(workload.build_model)
+        traits, layout = model_traits(model), describe_weights(model)
+        _check_gradients(model, workload, strategy)
         return model
 
-    with setup.ledger.following():
+    with setup.ledger.tracking():
         strategy.build(model_fn)
     check_last_step(workload, strategy, with_batch_norm=traits.has_batch_norm)
     # Random streams are the strategy's to part; the weights came from the bare seed.
     torch.manual_seed(config.train.seed * 1_000_003 + 1 + strategy.mesh().random_stream)
     optimizer = workload.build_optimizer(strategy.module.parameters())
-    refuse_optimizer(workload.build_optimizer, optimizer, strategy, config, layout)
-    return Built(strategy, optimizer, traits)
+    check_optimizer(workload.build_optimizer, optimizer, strategy, config, layout)
+    return BuiltStrategy(strategy, optimizer, traits)
 
 
-def _refuse_gradients(model: nn.Module, workload: Workload, strategy: Strategy) -> None:
+def _check_gradients(model: nn.Module, workload: Workload, strategy: Strategy) -> None:
     """Raises: ModelError, ConfigError for gradients that the strategy cannot move, or hooks that change them
     otherwise than on one device."""
-    refuse_sparse(model, strategy, workload.config)
-    refuse_gradient_hooks(model, workload.build_model, strategy, workload.config)
+    check_sparse_gradients(model, strategy, workload.config)
+    check_gradient_hooks(model, workload.build_model, strategy, workload.config)
 
 
-def _ledger(workload: Workload, devices: list[torch.device]) -> AnyLedger:
+def _make_ledger(workload: Workload, devices: list[torch.device]) -> AnyLedger:
     """A compiled graph runs past the ledger: bytes are not known then, and not guessed."""
     if devices[0].type == "cpu" and not workload.config.train.compile:
         return Ledger(len(devices))
@@ -187,7 +189,7 @@ def torch_devices(
         )
     first = 0 if len(infos) > 1 else local_rank
     devices = [torch.device("cuda", first + index) for index in range(len(infos))]
-    uuids = [_uuid_of(device, info) for device, info in zip(devices, infos, strict=True)]
+    uuids = [_device_uuid(device, info) for device, info in zip(devices, infos, strict=True)]
     for info, uuid in zip(infos, uuids, strict=True):
         if info.uuid is not None and info.uuid != uuid:
             raise MachineError(
@@ -203,7 +205,7 @@ def torch_devices(
     return devices, [*uuids]
 
 
-def _uuid_of(device: Any, info: events.DeviceInfo) -> str:
+def _device_uuid(device: Any, info: events.DeviceInfo) -> str:
     """The UUID that torch tells of a device, written as NVML writes it: torch leaves out what it names."""
     kind = "MIG" if (info.uuid or "").startswith("MIG-") else "GPU"
     uuid = str(torch.cuda.get_device_properties(device).uuid)

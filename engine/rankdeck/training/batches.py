@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.data.loader import Loader, build_loader
-from rankdeck.data.sampling import StepBatches, own_share
+from rankdeck.data.samplers import TrainBatchSampler, local_range
 from rankdeck.strategies.base import Strategy
 from rankdeck.training.workload import Workload
 
@@ -19,19 +19,21 @@ def training_loader(
     workload: Workload,
     shard: tuple[int, int],
     after_step: int = 0,
-    tell: Callable[[Problem], None] | None = None,
+    report: Callable[[Problem], None] | None = None,
 ) -> Loader:
     """The batches of one data shard (index, count) after a step, one for each part of each step. Close it."""
     data = workload.config.data
-    sampler = training_samples(workload, shard, after_step)
-    return build_loader(workload.train, sampler, workers=data.workers, pin_memory=data.pin_memory, tell=tell)
+    sampler = training_sampler(workload, shard, after_step)
+    return build_loader(
+        workload.train, sampler, workers=data.workers, pin_memory=data.pin_memory, report=report
+    )
 
 
-def training_samples(workload: Workload, shard: tuple[int, int], after_step: int = 0) -> StepBatches:
+def training_sampler(workload: Workload, shard: tuple[int, int], after_step: int = 0) -> TrainBatchSampler:
     """Which samples these batches hold."""
     train, data = workload.config.train, workload.config.data
     index, count = shard
-    return StepBatches(
+    return TrainBatchSampler(
         len(workload.train),
         train.global_batch,
         accumulate=train.accumulate,
@@ -41,7 +43,7 @@ def training_samples(workload: Workload, shard: tuple[int, int], after_step: int
         steps=workload.steps,
         start_step=after_step,
         keep_last=data.last == "keep",
-        in_order=data.order == "given",
+        keep_order=data.order == "given",
     )
 
 
@@ -51,22 +53,22 @@ def training_samples(workload: Workload, shard: tuple[int, int], after_step: int
 # A share that is empty, or that stages are too large for, is filled up with samples that count nothing. A
 # loss leaves them out; a batch norm would see them, and so would a loss that the model computes inside.
 
-_LOSS_SEES_PADDING = marked(
+_LOSS_INCLUDES_PADDING = tr_noop(
     'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
     "strategy.use = {strategy} fills them up to whole microbatches: loss.use = {loss}, which the model "
     "computes inside, would count the padding."
 )
-_NORMS_SEE_FILLING = marked(
+_NORMS_INCLUDE_PADDING = tr_noop(
     'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
     "strategy.use = {strategy} fills them up to whole microbatches: the model's batch norms would see "
     "padding."
 )
-_NORMS_SEE_EMPTY_SLICES = marked(
+_NORMS_GET_EMPTY_SLICES = tr_noop(
     'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
     "strategy.use = {strategy} has fewer samples than slices there: the model's batch norms would see "
     "padding."
 )
-_NORMS_SEE_ONE = marked(
+_NORMS_GET_ONE_SAMPLE = tr_noop(
     'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
     "strategy.use = {strategy} gives a device a single one of them: a batch norm needs two to normalise."
 )
@@ -75,27 +77,27 @@ _NORMS_SEE_ONE = marked(
 def check_last_step(workload: Workload, strategy: Strategy, *, with_batch_norm: bool) -> None:
     """Raises: ConfigError where padding, or a lone sample under batch norm, would change what is trained."""
     epochs, num_parts = workload.epochs, workload.config.train.accumulate
-    if not epochs.keep_last or not epochs.tail or workload.steps < epochs.steps:
+    if not epochs.keep_last or not epochs.num_tail or workload.steps < epochs.steps:
         return
     _, num_shards = strategy.data_shard()
-    most = len(own_share(epochs.tail, 0, num_parts, 0, num_shards))
-    fewest = len(own_share(epochs.tail, num_parts - 1, num_parts, num_shards - 1, num_shards))
-    if strategy.pads and workload.loss.inside:
-        raise _refusal(_LOSS_SEES_PADDING, workload, strategy)
-    if with_batch_norm and (strategy.pads or not fewest):
-        why = _NORMS_SEE_FILLING if strategy.pads else _NORMS_SEE_EMPTY_SLICES
-        raise _refusal(why, workload, strategy)
+    most = len(local_range(epochs.num_tail, 0, num_parts, 0, num_shards))
+    fewest = len(local_range(epochs.num_tail, num_parts - 1, num_parts, num_shards - 1, num_shards))
+    if strategy.pads_batches and workload.loss.is_in_model:
+        raise _last_step_error(_LOSS_INCLUDES_PADDING, workload, strategy)
+    if with_batch_norm and (strategy.pads_batches or not fewest):
+        why = _NORMS_INCLUDE_PADDING if strategy.pads_batches else _NORMS_GET_EMPTY_SLICES
+        raise _last_step_error(why, workload, strategy)
     is_joint = getattr(strategy.options, "sync_batchnorm", False)
-    if with_batch_norm and not is_joint and 1 in map(strategy.fewest_together, (fewest, most)):
-        raise _refusal(_NORMS_SEE_ONE, workload, strategy)
+    if with_batch_norm and not is_joint and 1 in map(strategy.min_forward_samples, (fewest, most)):
+        raise _last_step_error(_NORMS_GET_ONE_SAMPLE, workload, strategy)
 
 
-def _refusal(template: str, workload: Workload, strategy: Strategy) -> ConfigError:
+def _last_step_error(template: str, workload: Workload, strategy: Strategy) -> ConfigError:
     epochs, num = workload.epochs, workload.epochs.num_samples
     return ConfigError(
         phrase(
             template,
-            tail=epochs.tail,
+            tail=epochs.num_tail,
             num_samples=num,
             strategy=strategy.name,
             loss=workload.loss.name,

@@ -20,32 +20,32 @@ from rankdeck import events
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import ConfigError, Problem, TrainingError
 from rankdeck.base.heartbeat import FIRST_STEP, SAVING, STEP
-from rankdeck.base.phrases import counted, marked, phrase
+from rankdeck.base.phrases import phrase, plural_phrase, tr_noop
 from rankdeck.data.base import SampleSet
 from rankdeck.data.loader import Loader, build_loader
-from rankdeck.data.sampling import HeldoutBatches
+from rankdeck.data.samplers import HeldoutBatchSampler
 from rankdeck.diagnose.fixes import with_fix
 from rankdeck.memory.ledger import AnyLedger
-from rankdeck.rundir import EventWriter
+from rankdeck.run_dir import EventWriter
 from rankdeck.strategies.base import Batch, Strategy
 from rankdeck.training.batches import training_loader
-from rankdeck.training.finite import first_non_finite
 from rankdeck.training.monitor import StepMonitor
+from rankdeck.training.nan_check import find_non_finite
+from rankdeck.training.parity_notes import loss_note
 from rankdeck.training.reporting import StepFacts, StepLog, StepReporter
-from rankdeck.training.sameness import difference_of_loss
-from rankdeck.training.sampling import SamplingBudget
+from rankdeck.training.sampling_budget import SamplingBudget
 from rankdeck.training.saving import Saver
-from rankdeck.training.step import LossScaling, OptimizerStep, Trained, turn_optimizer
+from rankdeck.training.step import LossScaling, OptimizerStep, TrainComponents, set_optimizer_mode
 from rankdeck.training.workload import Workload
 
 if TYPE_CHECKING:
-    from rankdeck.checkpoint.store import Restored
+    from rankdeck.checkpoint.store import RestoreResult
 
 
 class Trainer:
-    """One rank's training of a strategy that is built. `places` are its devices' in the run;
-    `beat(step, phase)` says that it is alive; without a `saver` nothing is saved; `notes` are told first,
-    and with `is_verified` nothing more is told of what differs from one device. With `waits` each step ends
+    """One rank's training of a strategy that is built. `places` are its devices' in the run; `beat(step,
+    phase)` says that it is alive; without a `saver` nothing is saved; `notes` are told first, and with
+    `is_verified` nothing more is told of what differs from one device. With `sync_each_step` each step ends
     once its GPUs have done it, so that its time is theirs."""
 
     def __init__(
@@ -56,30 +56,30 @@ class Trainer:
         writer: EventWriter,
         *,
         rank: int,
-        places: list[int],
+        device_indices: list[int],
         notes: Sequence[Problem] = (),
         is_verified: bool = False,
         sampling: SamplingBudget | None = None,
         beat: Callable[[int, str], None] = lambda step, phase: None,
         saver: Saver | None = None,
-        waits: bool = False,
+        sync_each_step: bool = False,
     ) -> None:
         self.strategy = strategy
         self.optimizer = optimizer
         self.notes = notes
-        self._has_told_of_loss = is_verified or not workload.loss.inside
+        self._is_loss_note_reported = is_verified or not workload.loss.is_in_model
         self._workload = workload
         self._train = workload.config.train
         self._writer = writer
         self._rank = rank
         self._beat = beat
         self._saver = saver
-        self._waits = waits
+        self._sync_each_step = sync_each_step
         scaling = LossScaling(strategy.device, is_on=self._train.precision == "fp16")
-        self._trained = Trained(strategy, optimizer, scaling)
+        self._components = TrainComponents(strategy, optimizer, scaling)
         if saver is not None:
-            saver.take(self._trained)
-        turn_optimizer(self.optimizer, "train")
+            saver.attach(self._components)
+        set_optimizer_mode(self.optimizer, "train")
         self._reporter = StepReporter(writer, rank, strategy.device)
         self._log = StepLog(writer, rank)
         self._monitor = StepMonitor(
@@ -87,17 +87,17 @@ class Trainer:
             optimizer,
             writer,
             rank=rank,
-            places=places,
+            device_indices=device_indices,
             sampling=sampling or SamplingBudget(),
             config=workload.config,
         )
         self._optimizer_step = OptimizerStep(
-            workload, self._trained, check_loss=self._check_loss, on_batch=self._monitor.see
+            workload, self._components, check_loss=self._check_loss, on_batch=self._monitor.on_batch
         )
 
-    def tell_out_of_memory(self, error: BaseException, allocation: Allocation, step: int) -> None:
+    def report_out_of_memory(self, error: BaseException, allocation: Allocation, step: int) -> None:
         """What this rank's devices hold now that an allocation has failed."""
-        self._monitor.tell_out_of_memory(error, allocation, step)
+        self._monitor.report_out_of_memory(error, allocation, step)
 
     @property
     def ledger(self) -> AnyLedger:
@@ -111,46 +111,46 @@ class Trainer:
             StopRequested: the person asked for it.
         """
         for note in self.notes if self._rank == 0 else ():
-            self._tell(note)
+            self._report_problem(note)
         restored = self._restore()
         first = 0 if restored is None else restored.step
-        self._optimizer_step.go_on_after(first)
+        self._optimizer_step.resume_after(first)
         self._writer.write(events.Restored(rank=self._rank, step=first))
-        loader = self.loader(first, tell=self._tell if self._rank == 0 else None)
-        evaluator = self._evaluator()
+        loader = self.loader(first, report=self._report_problem if self._rank == 0 else None)
+        evaluator = self._make_evaluator()
         steps = self._workload.steps
         try:
             batches = iter(loader)
             if restored is not None:
                 restored.put_random_states()
-            self._steps(first, batches, evaluator)
+            self._run_steps(first, batches, evaluator)
             evaluation = self._evaluate(evaluator, steps, final=True)
-            if self._saver is not None and self._saver.every:
+            if self._saver is not None and self._saver.save_interval:
                 self._save(steps, reason="end")
-            turn_optimizer(self.optimizer, "eval")
+            set_optimizer_mode(self.optimizer, "eval")
             return evaluation
         finally:
             self._reporter.flush()
-            self._log.flush(ending=True)
+            self._log.flush(is_final=True)
             loader.close()
             if evaluator is not None:
                 evaluator.close()
 
-    def _restore(self) -> Restored | None:
+    def _restore(self) -> RestoreResult | None:
         """The checkpoint that a resumed run goes on after, put in place; None for a new run."""
         saver = self._saver
-        if saver is None or saver.start is None:
+        if saver is None or saver.resume_from is None:
             return None
         # Without a step left, nothing else would tell what the model's own loss is a mean of.
-        is_over = saver.start.step >= self._workload.steps and not self.strategy.steps_itself
-        if self.strategy.warms_up or (is_over and self._workload.loss.inside):
+        is_over = saver.resume_from.step >= self._workload.steps and not self.strategy.owns_optimizer_step
+        if self.strategy.needs_warm_up or (is_over and self._workload.loss.is_in_model):
             self.warm_up()
-        restored = saver.restore(saver.start)
+        restored = saver.restore(saver.resume_from)
         if restored.step > self._workload.steps:
             raise ConfigError(
-                counted(
-                    marked("The checkpoint is of step {step}, but the run has 1 step only."),
-                    marked("The checkpoint is of step {step}, but the run has {n} steps only."),
+                plural_phrase(
+                    tr_noop("The checkpoint is of step {step}, but the run has 1 step only."),
+                    tr_noop("The checkpoint is of step {step}, but the run has {n} steps only."),
                     self._workload.steps,
                     step=restored.step,
                 ),
@@ -177,48 +177,48 @@ class Trainer:
             loader.close()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _steps(self, first: int, batches: Iterator[Batch], evaluator: Evaluator | None) -> None:
+    def _run_steps(self, first: int, batches: Iterator[Batch], evaluator: Evaluator | None) -> None:
         steps, every, monitor = self._workload.steps, self._train.evaluate_every, self._monitor
         # A pipe that steps by itself takes its first update when it is full.
-        until_full = 2 * self.strategy.setup.world_size * self.strategy.steps_itself
+        until_full = 2 * self.strategy.setup.world_size * self.strategy.owns_optimizer_step
         tried_out = min(1 + until_full, steps - first)
         step_ended = time.perf_counter()
         for step in range(first + 1, steps + 1):
             nth, is_last = step - first, step == steps
             self._beat(step, STEP if nth > 1 else FIRST_STEP)
-            followed = monitor.begin(step, nth, is_last=is_last)
-            with self._log.taking(step):
-                facts = self.step(step, batches, followed=followed)
-            monitor.end()
-            if not self._has_told_of_loss:
-                self._tell_of_loss()
+            followed = monitor.start_step(step, nth, is_last=is_last)
+            with self._log.logging_step(step):
+                facts = self.step(step, batches, is_tracked=followed)
+            monitor.end_step()
+            if not self._is_loss_note_reported:
+                self._report_loss_note()
             now = time.perf_counter()
             facts.step_s, step_ended = now - step_ended, now
             self._check_reported(self._reporter.add(facts))
             monitor.report(facts, nth, is_last=is_last)
             if nth == tried_out and self._saver is not None:
                 self._beat(step, SAVING)
-                self._saver.try_out(step)
+                self._saver.dry_run(step)
                 step_ended = time.perf_counter()
             if every and step % every == 0 and not is_last:
                 self._evaluate(evaluator, step, final=False)
                 step_ended = time.perf_counter()
             if self._save_if_due(step):
                 step_ended = time.perf_counter()
-        self.strategy.settle()
+        self.strategy.finalize()
         self._report_steps()
         monitor.write_spans(wait=True)
 
-    def step(self, step: int, batches: Iterator[Batch], *, followed: bool) -> StepFacts:
+    def step(self, step: int, batches: Iterator[Batch], *, is_tracked: bool) -> StepFacts:
         """One optimizer step over the next global batch; the ledger follows it if asked, or from a batch on
         that no followed one covers."""
-        self._monitor.start(followed=followed)
+        self._monitor.enter_step(is_tracked=is_tracked)
         try:
-            facts = self._optimizer_step.take(step, batches)
+            facts = self._optimizer_step.run(step, batches)
         finally:
-            self._monitor.stop()
-        self._monitor.tell_memory(step)
-        for device in self.strategy.setup.devices if self._waits else ():
+            self._monitor.exit_step()
+        self._monitor.report_memory(step)
+        for device in self.strategy.setup.devices if self._sync_each_step else ():
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         return facts
@@ -256,43 +256,45 @@ class Trainer:
         if math.isfinite(total):
             return
         self._reporter.flush()
-        place = first_non_finite(
-            self.strategy.module, self._optimizer_step.last_inputs, alone=self.strategy.forwards_alone
+        place = find_non_finite(
+            self.strategy.module,
+            self._optimizer_step.last_inputs,
+            forward_is_local=self.strategy.forward_is_local,
         )
         advice = phrase(
             "Lower train.optimizer.lr, set train.clip_norm = 1.0, or add warm-up to train.schedule."
         )
         if step == 1:
             advice = phrase("See what the model, the batch and the loss come to before any update.")
-        message = place.told(total, step, self._rank)
+        message = place.text(total, step, self._rank)
         raise TrainingError(message, code="loss-not-finite", advice=advice, rank=self._rank)
 
-    def loader(self, after_step: int = 0, tell: Callable[[Problem], None] | None = None) -> Loader:
+    def loader(self, after_step: int = 0, report: Callable[[Problem], None] | None = None) -> Loader:
         """This rank's training batches, in order, after a step; close it."""
-        return training_loader(self._workload, self.strategy.data_shard(), after_step, tell)
+        return training_loader(self._workload, self.strategy.data_shard(), after_step, report)
 
-    def _tell(self, problem: Problem) -> None:
+    def _report_problem(self, problem: Problem) -> None:
         problem = with_fix(problem, self._workload.config)
         self._writer.write(events.ProblemRaised(problem=problem))
 
-    def _tell_of_loss(self) -> None:
+    def _report_loss_note(self) -> None:
         """Once, by one of the ranks that compute it."""
         strategy = self.strategy
         if strategy.data_shard()[0] or not strategy.reports_loss():
             return
-        problem = difference_of_loss(self._workload, strategy)
+        problem = loss_note(self._workload, strategy)
         if problem is not None:
-            self._has_told_of_loss = True
-            self._tell(problem)
+            self._is_loss_note_reported = True
+            self._report_problem(problem)
 
-    def _evaluator(self) -> Evaluator | None:
+    def _make_evaluator(self) -> Evaluator | None:
         workload = self._workload
         if workload.heldout is None or len(workload.heldout) == 0:
             return None
         return Evaluator(
             self.strategy,
             workload.heldout,
-            batch=self._train.global_batch // self._train.accumulate,
+            batch_size=self._train.global_batch // self._train.accumulate,
             workers=workload.config.data.workers,
             pin_memory=workload.config.data.pin_memory,
             has_classes=workload.has_classes,
@@ -302,10 +304,10 @@ class Trainer:
         if evaluator is None:
             return None
         self._report_steps()
-        self.strategy.settle()
-        turn_optimizer(self.optimizer, "eval")
+        self.strategy.finalize()
+        set_optimizer_mode(self.optimizer, "eval")
         evaluation = evaluator.run(step, final=final, beat=lambda: self._beat(step, "evaluation"))
-        turn_optimizer(self.optimizer, "train")
+        set_optimizer_mode(self.optimizer, "train")
         if self._rank == 0:
             self._writer.write(evaluation)
         return evaluation
@@ -325,15 +327,15 @@ class Evaluator:
         strategy: Strategy,
         heldout: SampleSet,
         *,
-        batch: int,
+        batch_size: int,
         workers: int,
         pin_memory: bool,
         has_classes: bool,
     ) -> None:
         index, count = strategy.data_shard()
-        sampler = HeldoutBatches(len(heldout), batch, shard_index=index, shard_count=count)
+        sampler = HeldoutBatchSampler(len(heldout), batch_size, shard_index=index, shard_count=count)
         self._strategy = strategy
-        self._valid = sampler.valid_counts()
+        self._valid_counts = sampler.valid_counts()
         self._num_samples = len(heldout)
         self._has_classes = has_classes
         self._loader: Loader = build_loader(heldout, sampler, workers=workers, pin_memory=pin_memory)
@@ -342,15 +344,15 @@ class Evaluator:
         """The evaluation after `step`; the same on every rank. `beat` is called before each batch."""
         started = time.monotonic()
         total = count = correct = 0.0
-        knows_correct = self._has_classes and self._strategy.loss.correct is not None
+        knows_correct = self._has_classes and self._strategy.loss.count_correct is not None
         beat()
-        for batch, num_valid in zip(self._loader, self._valid, strict=True):
+        for batch, num_valid in zip(self._loader, self._valid_counts, strict=True):
             beat()
             sums = self._strategy.evaluate(batch, num_valid)
             total += sums.total
             count += sums.count
             correct += sums.correct or 0.0
-        total, count, correct = self._over_ranks(total, count, correct)
+        total, count, correct = self._sum_over_ranks(total, count, correct)
         return events.Evaluation(
             step=step,
             loss=total / count if count else None,
@@ -360,7 +362,7 @@ class Evaluator:
             final=final,
         )
 
-    def _over_ranks(self, *sums: float) -> list[float]:
+    def _sum_over_ranks(self, *sums: float) -> list[float]:
         if self._strategy.setup.world_size == 1:
             return list(sums)
         # Ranks that work on one batch together tell the same sums: of quotients nothing changes.

@@ -2,7 +2,7 @@
 allocator, phases of the devices, bytes sent, how busy threads are.
 
 Most steps cost nothing here: the ledger follows and spans record sampled steps, each within a budget of the
-run's time (sampling.py). A batch that no followed one covers makes its step a
+run's time (sampling_budget.py). A batch that no followed one covers makes its step a
 followed one; the capacity that a rehearsal pretends is held against what was followed. Read loop.py before.
 """
 
@@ -21,19 +21,19 @@ from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.diagnose.fixes import with_fix
-from rankdeck.memory.batch_shapes import FollowedBatches, shape_of
-from rankdeck.memory.by_module import count_by_module, running_module
+from rankdeck.memory.batch_shapes import TrackedBatches, shape_of
+from rankdeck.memory.by_module import count_by_module, failing_module
 from rankdeck.memory.entries import DeviceBytes
-from rankdeck.memory.torch_memory import OwnedBytes, read_gpu_bytes, reset_gpu_peaks
-from rankdeck.parallel.nested import tensors_of
-from rankdeck.rundir import EventWriter
+from rankdeck.memory.torch_memory import OwnerBytes, read_gpu_bytes, reset_gpu_peaks
+from rankdeck.parallel.pytree import tensor_leaves
+from rankdeck.run_dir import EventWriter
 from rankdeck.strategies.base import Batch, Strategy
-from rankdeck.training.reporting import BusyMeter, StepFacts
-from rankdeck.training.sampling import ALWAYS_STEPS, SamplingBudget, SpanBudget
+from rankdeck.training.reporting import StepFacts, UtilizationMeter
+from rankdeck.training.sampling_budget import ALWAYS_RECORDED_STEPS, SamplingBudget, SpanBudget
 
-GPU_MEMORY_S = 0.2
+GPU_MEMORY_INTERVAL_S = 0.2
 """Seconds between two readings of a GPU's allocator."""
-_SENT_AFTER = 3
+_COMM_REPORT_STEP = 3
 """The step of a process after which bytes sent are known; they are written again after its last one."""
 
 
@@ -47,87 +47,87 @@ class StepMonitor:
         writer: EventWriter,
         *,
         rank: int,
-        places: list[int],
+        device_indices: list[int],
         sampling: SamplingBudget,
         config: RunConfig | None = None,
     ) -> None:
         self._strategy = strategy
         self._writer = writer
         self._rank = rank
-        self._places = places
+        self._device_indices = device_indices
         self._sampling = sampling
-        self._sampling.always_through += strategy.steps_to_fill
+        self._sampling.always_until_step += strategy.num_fill_steps
         self._config = config
         self._capacity_bytes = None if config is None else config.capacity_bytes
-        self._batches = FollowedBatches()
-        self._following = contextlib.ExitStack()
-        self._is_followed = False
+        self._tracked_batches = TrackedBatches()
+        self._tracking_context = contextlib.ExitStack()
+        self._is_tracked = False
         self._is_in_step = False
-        self._for_its_batch = False
-        self._cpu_began_s = 0.0
+        self._is_new_batch = False
+        self._cpu_started_s = 0.0
         self._is_recorded = False
         self._spans, self._span_budget = strategy.spans, SpanBudget()
         # Of a rank that is one device its process tells enough, to the sampler.
-        has_threads = strategy.setup.is_rehearsal and len(places) > 1
-        self._busy = BusyMeter(writer, rank, places) if has_threads else None
+        has_threads = strategy.setup.is_rehearsal and len(device_indices) > 1
+        self._utilization_meter = UtilizationMeter(writer, rank, device_indices) if has_threads else None
         self._optimizer = optimizer
-        self._owned = OwnedBytes(strategy.module, optimizer)
-        self._gpu_read_s = 0.0
+        self._owner_bytes = OwnerBytes(strategy.module, optimizer)
+        self._last_gpu_read_s = 0.0
 
-    def begin(self, step: int, nth: int, *, is_last: bool) -> bool:
+    def start_step(self, step: int, nth: int, *, is_last: bool) -> bool:
         """Step number `step` begins; whether the ledger is to follow it."""
-        self._cpu_began_s = time.process_time()
-        followed = self._strategy.ledger.can_follow and self._sampling.should_follow(nth)
-        self._begin_spans(step, nth, followed, is_last)
+        self._cpu_started_s = time.process_time()
+        followed = self._strategy.ledger.can_track and self._sampling.should_track(nth)
+        self._start_spans(step, nth, followed, is_last)
         return followed
 
-    def _begin_spans(self, step: int, nth: int, followed: bool, is_last: bool) -> None:
+    def _start_spans(self, step: int, nth: int, followed: bool, is_last: bool) -> None:
         """Of the last step of a run some phases would never be known."""
-        wanted = self._span_budget.should_record(nth, followed=followed)
-        wanted = wanted and (not is_last or nth < ALWAYS_STEPS[-1])
+        wanted = self._span_budget.should_record(nth, is_tracked=followed)
+        wanted = wanted and (not is_last or nth < ALWAYS_RECORDED_STEPS[-1])
         pace = self._spans.pace
         self._is_recorded = wanted and (pace is None or pace.is_holding)
-        self._spans.begin_step(step, record=self._is_recorded, followed=followed)
+        self._spans.start_step(step, record=self._is_recorded, is_tracked=followed)
 
-    def start(self, *, followed: bool) -> None:
-        """A step is taken from here to `stop`, followed by the ledger from its beginning, or from a batch on
-        that no followed one covers."""
-        self._is_followed = self._for_its_batch = False
+    def enter_step(self, *, is_tracked: bool) -> None:
+        """A step is taken from here to `exit_step`, followed by the ledger from its beginning, or from a
+        batch on that no followed one covers."""
+        self._is_tracked = self._is_new_batch = False
         self._is_in_step = True
-        if followed:
-            self._follow()
+        if is_tracked:
+            self._start_tracking()
 
-    def stop(self) -> None:
-        if self._is_followed:
-            self._following.close()
+    def exit_step(self) -> None:
+        if self._is_tracked:
+            self._tracking_context.close()
 
-    def tell_memory(self, step: int) -> None:
+    def report_memory(self, step: int) -> None:
         """What the ledger saw of the step as an event, if it followed it."""
         self._is_in_step = False
-        if self._is_followed:
+        if self._is_tracked:
             readings = self._strategy.ledger.devices()
             self._write_memory(step, events.MEASURED_IN_REHEARSAL, readings)
             self._check_capacity(step, readings)
 
-    def _follow(self) -> None:
-        self._is_followed = True
-        self._following.enter_context(self._strategy.ledger.following())
+    def _start_tracking(self) -> None:
+        self._is_tracked = True
+        self._tracking_context.enter_context(self._strategy.ledger.tracking())
         self._strategy.ledger.reset_peaks()
 
-    def see(self, batch: Batch) -> None:
+    def on_batch(self, batch: Batch) -> None:
         """The step's next batch. Parts of the step that went by unfollowed were covered by followed ones."""
-        if not self._strategy.ledger.can_follow:
+        if not self._strategy.ledger.can_track:
             return
-        shape = shape_of(tensors_of(batch))
-        if not self._is_followed and shape not in self._batches:
-            self._for_its_batch = not self._batches.cover(shape)
-            if self._for_its_batch or self._sampling.can_pay():
-                self._follow()
-                self._spans.slowed_down()
-        if self._is_followed:
-            self._batches.add(shape)
+        shape = shape_of(tensor_leaves(batch))
+        if not self._is_tracked and shape not in self._tracked_batches:
+            self._is_new_batch = not self._tracked_batches.covers(shape)
+            if self._is_new_batch or self._sampling.can_afford():
+                self._start_tracking()
+                self._spans.mark_tracked()
+        if self._is_tracked:
+            self._tracked_batches.add(shape)
 
-    def end(self) -> None:
+    def end_step(self) -> None:
         """The step is over; its spans are known by now or later."""
         self._spans.end_step()
         if self._spans.is_waiting:
@@ -135,65 +135,68 @@ class StepMonitor:
 
     def report(self, facts: StepFacts, nth: int, *, is_last: bool) -> None:
         """What is due after a step that took `facts.step_s`."""
-        followed, usual = self._is_followed, not self._for_its_batch
-        cpu_s = time.process_time() - self._cpu_began_s
-        self._sampling.record(nth, facts.step_s, followed=followed, usual=usual, cpu_s=cpu_s)
-        self._span_budget.add_step(nth, facts.step_s, recorded=self._is_recorded)
-        if self._busy is not None and self._busy.due():
-            self._busy.tell(self._strategy.facts.busy_s())
-        if not self._strategy.setup.is_rehearsal and time.monotonic() - self._gpu_read_s >= GPU_MEMORY_S:
+        followed, usual = self._is_tracked, not self._is_new_batch
+        cpu_s = time.process_time() - self._cpu_started_s
+        self._sampling.record(nth, facts.step_s, is_tracked=followed, is_typical=usual, cpu_s=cpu_s)
+        self._span_budget.add_step(nth, facts.step_s, is_recorded=self._is_recorded)
+        if self._utilization_meter is not None and self._utilization_meter.is_due():
+            self._utilization_meter.report(self._strategy.facts.busy_s())
+        if (
+            not self._strategy.setup.is_rehearsal
+            and time.monotonic() - self._last_gpu_read_s >= GPU_MEMORY_INTERVAL_S
+        ):
             self._write_gpu_memory(facts.step)
-        if nth == _SENT_AFTER or (nth > _SENT_AFTER and is_last):
+        if nth == _COMM_REPORT_STEP or (nth > _COMM_REPORT_STEP and is_last):
             self._write_facts(facts.step)
 
     def write_spans(self, *, wait: bool) -> None:
         """Sampled steps whose phases are known; with `wait`, all of them."""
         started_s = time.thread_time()
-        for event, marks_cost_s in self._spans.take(self._rank, self._places, wait=wait):
+        for event, marks_cost_s in self._spans.take_samples(self._rank, self._device_indices, wait=wait):
             self._writer.write(event)
             ended_s = time.thread_time()
             self._span_budget.add_cost(ended_s - started_s + marks_cost_s)
             started_s = ended_s
 
     def _write_gpu_memory(self, step: int) -> None:
-        self._gpu_read_s = time.monotonic()
+        self._last_gpu_read_s = time.monotonic()
         readings = []
         for device in self._strategy.setup.devices:
-            readings.append(read_gpu_bytes(device, self._owned))
+            readings.append(read_gpu_bytes(device, self._owner_bytes))
             reset_gpu_peaks(device)
         self._write_memory(step, events.MEASURED_ON_GPU, readings)
 
-    def tell_out_of_memory(self, error: BaseException, allocation: Allocation, step: int) -> None:
+    def report_out_of_memory(self, error: BaseException, allocation: Allocation, step: int) -> None:
         """What the devices hold while the frames of an allocation that failed are still there."""
         event = events.OutOfMemory(rank=self._rank, step=step, allocation=allocation)
         strategy, device = self._strategy, None
-        event.module = running_module(error, strategy.module)
+        event.module = failing_module(error, strategy.module)
         if not strategy.setup.is_rehearsal:
             event.source = events.MEASURED_ON_GPU
-            event.devices = self._readings(
-                [read_gpu_bytes(one, self._owned) for one in strategy.setup.devices]
+            event.devices = self._device_memory(
+                [read_gpu_bytes(one, self._owner_bytes) for one in strategy.setup.devices]
             )
             index = allocation.device
             device = next((one for one in strategy.setup.devices if one.index == index), None)
-        elif self._is_followed and self._is_in_step:
+        elif self._is_tracked and self._is_in_step:
             event.source = events.MEASURED_IN_REHEARSAL
-            event.devices = self._readings(strategy.ledger.devices())
+            event.devices = self._device_memory(strategy.ledger.devices())
         if device is not None:
-            event.device = self._places[strategy.setup.devices.index(device)]
-        elif len(self._places) == 1:
-            event.device = self._places[0]
+            event.device = self._device_indices[strategy.setup.devices.index(device)]
+        elif len(self._device_indices) == 1:
+            event.device = self._device_indices[0]
         event.modules = count_by_module(strategy.module, self._optimizer, device)
         self._writer.write(event, sync=True)
 
-    def _readings(self, readings: list[DeviceBytes]) -> list[events.DeviceMemory]:
+    def _device_memory(self, readings: list[DeviceBytes]) -> list[events.DeviceMemory]:
         """One per device of the rank, in their order."""
         return [
             events.DeviceMemory(**(asdict(reading) | {"device": place}))
-            for place, reading in zip(self._places, readings, strict=True)
+            for place, reading in zip(self._device_indices, readings, strict=True)
         ]
 
     def _write_memory(self, step: int, source: str, readings: list[DeviceBytes]) -> None:
-        devices = self._readings(readings)
+        devices = self._device_memory(readings)
         self._writer.write(events.Memory(rank=self._rank, step=step, source=source, devices=devices))
 
     def _check_capacity(self, step: int, readings: list[DeviceBytes]) -> None:
@@ -205,7 +208,7 @@ class StepMonitor:
         if fullest.peak_bytes <= capacity_bytes:
             return
         self._capacity_bytes = None
-        place = self._places[readings.index(fullest)]
+        place = self._device_indices[readings.index(fullest)]
         problem = Problem(
             "over-capacity",
             phrase(
@@ -228,7 +231,7 @@ class StepMonitor:
     def _write_facts(self, step: int) -> None:
         """What the strategy sends, and how its pipeline runs."""
         facts = self._strategy.facts
-        sent, times, pipeline = facts.sent(), facts.sync_times(), facts.pipeline()
+        sent, times, pipeline = facts.sent_bytes(), facts.sync_times(), facts.pipeline()
         if sent is not None:
             self._writer.write(
                 events.Comm(

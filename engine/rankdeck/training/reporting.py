@@ -20,12 +20,12 @@ from torch import Tensor
 
 from rankdeck import events
 from rankdeck.observer import log
-from rankdeck.observer.metrics import MetricsBook
-from rankdeck.observer.readings import OffCpu
-from rankdeck.rundir import EventWriter
+from rankdeck.observer.metrics import MetricBuffer
+from rankdeck.observer.readings import DeviceScalarReader
+from rankdeck.run_dir import EventWriter
 
-FLUSH_S = 0.05
-SAMPLE_S = 0.25
+FLUSH_INTERVAL_S = 0.05
+SAMPLE_INTERVAL_S = 0.25
 
 
 @dataclass
@@ -45,12 +45,12 @@ class StepFacts:
     loss_scale: Any = None
 
 
-class _Columns:
+class _StepColumns:
     """Steps on their way into an event; a GPU's numbers travel to page-locked memory, a column at once."""
 
     def __init__(self, steps: list[StepFacts]) -> None:
         self._steps = steps
-        self._arrived: torch.cuda.Event | None = None
+        self._copy_event: torch.cuda.Event | None = None
         losses = [facts.loss for facts in steps if facts.loss is not None]
         self._totals = self._to_host([total for total, _ in losses])
         self._counts = self._to_host([count for _, count in losses])
@@ -65,35 +65,35 @@ class _Columns:
         stacked = torch.stack(values)
         host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
         host.copy_(stacked, non_blocking=True)
-        self._arrived = torch.cuda.Event()
-        self._arrived.record()
+        self._copy_event = torch.cuda.Event()
+        self._copy_event.record()
         return host
 
-    def has_arrived(self) -> bool:
-        return self._arrived is None or self._arrived.query()
+    def is_ready(self) -> bool:
+        return self._copy_event is None or self._copy_event.query()
 
     def event(self, rank: int) -> events.Steps:
         """Waits for what has not arrived."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        if self._copy_event is not None:
+            self._copy_event.synchronize()
         return events.Steps(
             rank=rank,
             first=self._steps[0].step,
-            loss_sum=_numbers(self._totals),
-            count=_numbers(self._counts),
+            loss_sum=_to_floats(self._totals),
+            count=_to_floats(self._counts),
             lr=[facts.lr for facts in self._steps],
             samples=[facts.samples for facts in self._steps],
             step_s=[facts.step_s for facts in self._steps],
             ended=[facts.ended for facts in self._steps],
-            grad_norm=_numbers(self._norms),
+            grad_norm=_to_floats(self._norms),
         )
 
     def loss_scales(self) -> list[float]:
         """What the loss of each step was multiplied by; none where nothing is scaled. They have arrived."""
-        return _numbers(self._scales) or []
+        return _to_floats(self._scales) or []
 
 
-def _numbers(column: Any) -> Any:
+def _to_floats(column: Any) -> Any:
     if isinstance(column, Tensor):
         column = column.tolist()
     return None if column is None else [float(value) for value in column]
@@ -111,37 +111,37 @@ class StepReporter:
         self._rank = rank
         self._on_gpu = device.type == "cuda"
         self._steps: list[StepFacts] = []
-        self._travelling: _Columns | None = None
+        self._in_flight: _StepColumns | None = None
         self._loss_scale: float | None = None
-        self._sent_s = time.monotonic()
-        self._every_s = FLUSH_S / 2 if self._on_gpu else FLUSH_S
+        self._last_sent_s = time.monotonic()
+        self._flush_interval_s = FLUSH_INTERVAL_S / 2 if self._on_gpu else FLUSH_INTERVAL_S
 
     def add(self, facts: StepFacts) -> tuple[int, float] | None:
         """Take a step in."""
         self._steps.append(facts)
-        if time.monotonic() - self._sent_s >= self._every_s:
-            self._send()
-        return None if self._travelling is None else self._write(wait=False)
+        if time.monotonic() - self._last_sent_s >= self._flush_interval_s:
+            self._start_copy()
+        return None if self._in_flight is None else self._write(wait=False)
 
     def flush(self, *, wait: bool = False) -> tuple[int, float] | None:
         """Write what is known; `wait` first waits for the losses that are still on a GPU."""
         bad = self._write(wait=wait)
         if wait or not self._on_gpu:
-            self._send()
+            self._start_copy()
             bad = bad or self._write(wait=True)
         return bad
 
-    def _send(self) -> None:
+    def _start_copy(self) -> None:
         """The steps so far set out, one bunch at a time."""
-        if self._steps and self._travelling is None:
-            self._travelling, self._steps = _Columns(self._steps), []
-            self._sent_s = time.monotonic()
+        if self._steps and self._in_flight is None:
+            self._in_flight, self._steps = _StepColumns(self._steps), []
+            self._last_sent_s = time.monotonic()
 
     def _write(self, *, wait: bool) -> tuple[int, float] | None:
-        columns = self._travelling
-        if columns is None or not (wait or columns.has_arrived()):
+        columns = self._in_flight
+        if columns is None or not (wait or columns.is_ready()):
             return None
-        self._travelling = None
+        self._in_flight = None
         event = columns.event(self._rank)
         self._writer.write(event)
         for step, scale in enumerate(columns.loss_scales(), start=event.first):
@@ -153,34 +153,34 @@ class StepReporter:
         return next(bad, None)
 
 
-class BusyMeter:
+class UtilizationMeter:
     """How busy the thread behind each of a rank's virtual devices is: its CPU time over wall time, told at
-    most every `SAMPLE_S`. How busy a rank is that is one device, the run's sampler tells.
+    most every `SAMPLE_INTERVAL_S`. How busy a rank is that is one device, the run's sampler tells.
     """
 
     def __init__(self, writer: EventWriter, rank: int, devices: list[int]) -> None:
         self._writer = writer
         self._rank = rank
         self._devices = devices
-        self._last = time.monotonic()
-        self._last_busy: list[float] | None = None
+        self._last_report_s = time.monotonic()
+        self._last_busy_s: list[float] | None = None
 
-    def due(self) -> bool:
-        return time.monotonic() - self._last >= SAMPLE_S
+    def is_due(self) -> bool:
+        return time.monotonic() - self._last_report_s >= SAMPLE_INTERVAL_S
 
-    def tell(self, busy_s: list[float] | None) -> None:
+    def report(self, busy_s: list[float] | None) -> None:
         """`busy_s`: CPU seconds so far per device, None where threads are not told apart."""
         if busy_s is None:
             return
         now = time.monotonic()
-        elapsed = now - self._last
-        if self._last_busy is not None and elapsed > 0:
+        elapsed = now - self._last_report_s
+        if self._last_busy_s is not None and elapsed > 0:
             readings = [
                 events.DeviceSample(device=device, utilisation=min(1.0, max(0.0, (new - old) / elapsed)))
-                for device, new, old in zip(self._devices, busy_s, self._last_busy, strict=True)
+                for device, new, old in zip(self._devices, busy_s, self._last_busy_s, strict=True)
             ]
             self._writer.write(events.Sample(devices=readings, interval_s=elapsed, rank=self._rank))
-        self._last, self._last_busy = now, busy_s
+        self._last_report_s, self._last_busy_s = now, busy_s
 
 
 # What a person's own model or loss logs in a rank, by `rankdeck.log`: curves of the run, as a script's are.
@@ -188,17 +188,17 @@ class BusyMeter:
 # A value without a step of its own belongs to the step that is under way. What is logged between steps,
 # while held-out samples are evaluated, is not taken: it would stand among the values of training.
 
-_FLUSH_S = 0.25
+_LOG_FLUSH_INTERVAL_S = 0.25
 
 
 @contextlib.contextmanager
-def not_taken() -> Iterator[None]:
+def logging_disabled() -> Iterator[None]:
     """What is logged meanwhile is of no step: a forward runs once more to find out something."""
-    before, log.taken_by = log.taken_by, None
+    before, log.rank_handler = log.rank_handler, None
     try:
         yield
     finally:
-        log.taken_by = before
+        log.rank_handler = before
 
 
 class StepLog:
@@ -207,26 +207,26 @@ class StepLog:
     def __init__(self, writer: EventWriter, rank: int) -> None:
         self._writer, self._rank = writer, rank
         self._step = 0
-        self._book = MetricsBook(lambda: None, lambda: self._step, OffCpu().read)
-        self._flushed_s = 0.0
+        self._buffer = MetricBuffer(lambda: None, lambda: self._step, DeviceScalarReader().read)
+        self._last_flush_s = 0.0
 
     @contextlib.contextmanager
-    def taking(self, step: int) -> Iterator[None]:
+    def logging_step(self, step: int) -> Iterator[None]:
         """What is logged meanwhile is of that step."""
         self._step = step
-        log.taken_by = self._take
+        log.rank_handler = self._add
         try:
             yield
         finally:
-            log.taken_by = None
-        if time.monotonic() - self._flushed_s >= _FLUSH_S:
+            log.rank_handler = None
+        if time.monotonic() - self._last_flush_s >= _LOG_FLUSH_INTERVAL_S:
             self.flush()
 
-    def flush(self, *, ending: bool = False) -> None:
-        """Write what is known; `ending` waits a moment for numbers that are still on a GPU."""
-        self._flushed_s = time.monotonic()
-        for columns in self._book.take(ending):
+    def flush(self, *, is_final: bool = False) -> None:
+        """Write what is known; `is_final` waits a moment for numbers that are still on a GPU."""
+        self._last_flush_s = time.monotonic()
+        for columns in self._buffer.take(is_final):
             self._writer.write(events.Metrics(self._rank, *columns))
 
-    def _take(self, values: Any, named: Mapping[str, object], step: Any) -> None:
-        self._book.add("rankdeck", {**(values or {}), **named}, self._step if step is None else step)
+    def _add(self, values: Any, named: Mapping[str, object], step: Any) -> None:
+        self._buffer.add("rankdeck", {**(values or {}), **named}, self._step if step is None else step)

@@ -21,31 +21,31 @@ from torch import Tensor
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck.base.phrases import marked, phrase
-from rankdeck.checkpoint.spreading import LeadingRanks
+from rankdeck.base.phrases import phrase, tr_noop
+from rankdeck.checkpoint.replication import HostLeaders
 from rankdeck.checkpoint.store import read_weights
 from rankdeck.checkpoint.training_state import TrainingState
-from rankdeck.checkpoint.weights import gather_extra_state, try_weights_file, weights_file
+from rankdeck.checkpoint.weights import check_weights_file, encode_weights, gather_extra_state
 from rankdeck.checkpoint_files import (
-    CANNOT_BE_SAVED,
+    UNSAVABLE_STATE,
     Checkpoint,
     CheckpointError,
     list_checkpoints,
-    newest_whole,
+    newest_intact,
 )
 from rankdeck.config import load
-from rankdeck.parallel.collectives.broadcast import from_rank_0
-from rankdeck.parallel.nested import doubled
-from rankdeck.run.export import write_whole
-from rankdeck.run.fold import read_fold
-from rankdeck.rundir import EventWriter, RunDir
-from rankdeck.torch_compat.modules import change_tensors, split_state
+from rankdeck.parallel.collectives.broadcast import run_on_rank_0
+from rankdeck.parallel.pytree import fp64_dtype
+from rankdeck.run.export import write_export
+from rankdeck.run.run_state import read_run_state
+from rankdeck.run_dir import EventWriter, RunDir
+from rankdeck.torch_compat.modules import apply_to_tensors, split_state_dict
 from rankdeck.training import workload as workloads
-from rankdeck.training.agreement import SAVE, STOP, Agreement
-from rankdeck.training.step import Trained
+from rankdeck.training.rank_consensus import SAVE, STOP, RankConsensus
+from rankdeck.training.step import TrainComponents
 
 if TYPE_CHECKING:
-    from rankdeck.checkpoint.store import CheckpointStore, Restored
+    from rankdeck.checkpoint.store import CheckpointStore, RestoreResult
 
 
 class StopRequested(Exception):  # noqa: N818 - being asked to stop is no error
@@ -56,29 +56,29 @@ class StopRequested(Exception):  # noqa: N818 - being asked to stop is no error
 class Saver:
     """One rank's part in saving.
 
-    `every` is 0 for no regular checkpoints; `start` is where the run goes on from.
+    `save_interval` is 0 for no regular checkpoints; `resume_from` is where the run goes on from.
     """
 
     store: CheckpointStore
-    agreement: Agreement
+    consensus: RankConsensus
     writer: EventWriter
     rank: int
-    every: int
+    save_interval: int
     stop_requested: Callable[[], bool]
-    start: Checkpoint | None = None
-    _trained: Trained = field(init=False)
+    resume_from: Checkpoint | None = None
+    _components: TrainComponents = field(init=False)
     _state: TrainingState = field(init=False)
     _saved_step: int = field(default=-1, init=False)
-    _was_requested: bool = field(default=False, init=False)
-    _failed: CheckpointError | None = field(default=None, init=False)
+    _is_requested: bool = field(default=False, init=False)
+    _last_error: CheckpointError | None = field(default=None, init=False)
 
-    def take(self, trained: Trained) -> None:
+    def attach(self, trained: TrainComponents) -> None:
         """What is to be saved, before its first step."""
-        self._trained = trained
+        self._components = trained
         strategy = trained.strategy
         self._state = TrainingState(strategy.module, trained.optimizer, strategy.stage_modules)
 
-    def restore(self, start: Checkpoint) -> Restored:
+    def restore(self, start: Checkpoint) -> RestoreResult:
         """The state of a checkpoint into a strategy that is built; what is not in it is told.
 
         Raises:
@@ -88,14 +88,14 @@ class Saver:
         # To write it anew would remove it first, and a kill in between would cost what may be the only one.
         self._saved_step = restored.step
         extra, missing = dict(restored.extra), restored.missing
-        self._trained.scaling.take_state(extra)
+        self._components.scaling.pop_state(extra)
         if restored.same_layout:
-            self._trained.strategy.put_extra_state(extra)
+            self._components.strategy.load_extra_state(extra)
         elif any(not name.startswith("random.") for name in extra):
             missing = [*missing, "what compression of gradients has left out so far"]
-        self._tell_lost(
+        self._report_unsaved(
             missing,
-            marked(
+            tr_noop(
                 "The checkpoint of step {step} does not bring back {names}: training goes on with first "
                 "values of it, and not as if it had never stopped."
             ),
@@ -103,32 +103,32 @@ class Saver:
         )
         return restored
 
-    def try_out(self, step: int) -> None:
+    def dry_run(self, step: int) -> None:
         """A save after `step` whose tensors are single numbers, thrown away again.
 
         Raises:
             CheckpointError: weights can never be saved, or checkpoints, which the run wants.
         """
-        try_weights_file(self._state.module)
+        check_weights_file(self._state.module)
         try:
-            lost = self.store.try_out(step, self._state, self._extra())
+            lost = self.store.dry_run(step, self._state, self._extra_state())
         except CheckpointError as error:
-            if error.code == CANNOT_BE_SAVED and self.every:
+            if error.code == UNSAVABLE_STATE and self.save_interval:
                 raise
             self._warn(error.problem)
             return
-        self._tell_lost(
+        self._report_unsaved(
             lost,
-            marked(
+            tr_noop(
                 "Checkpoints of this run do not hold {names}: a resumed run begins with first values of it."
             ),
             step,
         )
 
-    def _extra(self) -> dict[str, Tensor]:
-        return self._trained.strategy.extra_state() | self._trained.scaling.state()
+    def _extra_state(self) -> dict[str, Tensor]:
+        return self._components.strategy.extra_state() | self._components.scaling.state()
 
-    def _tell_lost(self, names: list[str], template: str, step: int) -> None:
+    def _report_unsaved(self, names: list[str], template: str, step: int) -> None:
         if names:
             advice = phrase(
                 "Keep it in a buffer, in get_extra_state, or in the optimizer's state of each weight."
@@ -145,17 +145,17 @@ class Saver:
         """Why all ranks save after `step`: "stop", "request" or "schedule"; None where they do not."""
         if self.rank == 0:
             asked = [STOP] if self.stop_requested() else []
-            for what in (*asked, *self.agreement.requested()):
-                self.agreement.propose(what, step)
+            for what in (*asked, *self.consensus.pending_requests()):
+                self.consensus.propose(what, step)
         elif self.stop_requested():
-            self.agreement.request(STOP)  # a signal may have come to this rank alone
-        agreed = self.agreement.reached(step)
-        self._was_requested = SAVE in agreed
+            self.consensus.request(STOP)  # a signal may have come to this rank alone
+        agreed = self.consensus.due_actions(step)
+        self._is_requested = SAVE in agreed
         if STOP in agreed:
             return "stop"
-        if self._was_requested:
+        if self._is_requested:
             return "request"
-        return "schedule" if self.every and step % self.every == 0 else None
+        return "schedule" if self.save_interval and step % self.save_interval == 0 else None
 
     def save(self, step: int, *, reason: str) -> None:
         """Write the state after `step`; a failure becomes a problem.
@@ -166,28 +166,28 @@ class Saver:
         """
         if step != self._saved_step:
             self._save(step, reason)
-        if self._was_requested and self.rank == 0:
-            self.agreement.done(SAVE)
+        if self._is_requested and self.rank == 0:
+            self.consensus.clear_request(SAVE)
         if reason == "stop":
-            self.require_saved()
+            self.raise_save_error()
             raise StopRequested
 
-    def require_saved(self) -> None:
+    def raise_save_error(self) -> None:
         """Raises: CheckpointError where the last save failed and no disk is to blame."""
-        if self._failed is not None:
-            raise self._failed
+        if self._last_error is not None:
+            raise self._last_error
 
     def _save(self, step: int, reason: str) -> None:
         started = time.monotonic()
         try:
-            self._trained.strategy.settle()
-            with self.agreement.saving() if self.rank == 0 else contextlib.nullcontext():
-                num_bytes = self.store.save(step, self._state, self._extra())
+            self._components.strategy.finalize()
+            with self.consensus.saving_marker() if self.rank == 0 else contextlib.nullcontext():
+                num_bytes = self.store.save(step, self._state, self._extra_state())
         except CheckpointError as error:
             self._warn(error.problem)
-            self._failed = error if error.code == CANNOT_BE_SAVED and self.every else None
+            self._last_error = error if error.code == UNSAVABLE_STATE and self.save_interval else None
             return
-        self._saved_step, self._failed = step, None
+        self._saved_step, self._last_error = step, None
         if self.rank == 0:
             self.writer.write(
                 events.CheckpointSaved(
@@ -201,7 +201,7 @@ class Saver:
 
 
 def newest_checkpoint(
-    folder: Path, rank: int, world_size: int, hosts: LeadingRanks | None, writer: EventWriter
+    folder: Path, rank: int, world_size: int, hosts: HostLeaders | None, writer: EventWriter
 ) -> Checkpoint | None:
     """What rank 0 finds, or the leading ranks of several hosts find together. Damaged ones that were passed
     over are reported.
@@ -209,9 +209,9 @@ def newest_checkpoint(
     newest: Checkpoint | None = None
     complaints: list[str] = []
     if hosts is not None:
-        newest, complaints = hosts.newest_whole(folder)
+        newest, complaints = hosts.newest_intact(folder)
     elif rank == 0:
-        newest, complaints = newest_whole(folder)
+        newest, complaints = newest_intact(folder)
     for complaint in complaints if rank == 0 else ():
         advice = (
             phrase("An older checkpoint is used. Look at the disk.")
@@ -222,7 +222,7 @@ def newest_checkpoint(
         writer.write(events.ProblemRaised(problem=problem), sync=True)
     if world_size == 1:
         return newest
-    step = from_rank_0(lambda: None if newest is None else newest.step)
+    step = run_on_rank_0(lambda: None if newest is None else newest.step)
     return None if step is None else Checkpoint(folder / str(step))
 
 
@@ -232,27 +232,27 @@ def newest_checkpoint(
 # and shapes back.
 
 
-def export_saved(run: RunDir, file: Path, attempt: int | None = None) -> int | None:
+def export_checkpoint_weights(run: RunDir, file: Path, attempt: int | None = None) -> int | None:
     """Write those of the newest whole checkpoint as safetensors under the model's original names, or of the
     one that a later attempt than `attempt` went on from. The step that they are of; None where none is whole.
 
     Raises:
         RankdeckError: the run's model cannot be built any more or has changed, or the file cannot be written.
     """
-    checkpoint, _ = newest_whole(run.checkpoints_folder)
+    checkpoint, _ = newest_intact(run.checkpoints_folder)
     if attempt is not None:
-        later = [one.restored for number, one in read_fold(run).attempts.items() if number > attempt]
+        later = [one.restored for number, one in read_run_state(run).attempts.items() if number > attempt]
         if (began := next((step for step in later if step is not None), None)) is not None:
             known = [one for one in list_checkpoints(run.checkpoints_folder) if one.step == began]
-            checkpoint = known[0] if known and known[0].damage() is None else None
+            checkpoint = known[0] if known and known[0].find_damage() is None else None
     if checkpoint is None:
         return None
-    config = load(run.config_to_go_on_with)
+    config = load(run.config_to_resume)
     model = workloads.load(config).build_model()
     if config.train.precision == "fp64":
-        change_tensors(model, lambda tensor: tensor.to(doubled(tensor.dtype)))
+        apply_to_tensors(model, lambda tensor: tensor.to(fp64_dtype(tensor.dtype)))
     read_weights(checkpoint, model)
     metadata = {"run": run.name, "step": str(checkpoint.step)}
-    data = weights_file(split_state(model)[0], metadata, gather_extra_state(model))
-    write_whole(file, lambda target: target.write_bytes(data))
+    data = encode_weights(split_state_dict(model)[0], metadata, gather_extra_state(model))
+    write_export(file, lambda target: target.write_bytes(data))
     return checkpoint.step

@@ -21,14 +21,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rankdeck.data.sampling import own_share
+from rankdeck.data.samplers import local_range
 from rankdeck.strategies.base import Batch, LossSum, Strategy
 from rankdeck.training.reporting import StepFacts
 from rankdeck.training.workload import Workload
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainComponents:
     """What a run changes from step to step, and a checkpoint holds."""
 
     strategy: Strategy
@@ -36,7 +36,7 @@ class Trained:
     scaling: LossScaling
 
 
-def turn_optimizer(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:
+def set_optimizer_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:
     """Turn it to training or evaluation: schedule-free optimizers have weights for each."""
     turn = getattr(optimizer, mode, None)
     if callable(turn):
@@ -50,7 +50,7 @@ class OptimizerStep:
     def __init__(
         self,
         workload: Workload,
-        trained: Trained,
+        trained: TrainComponents,
         *,
         check_loss: Callable[[int, float], None],
         on_batch: Callable[[Batch], object],
@@ -59,61 +59,65 @@ class OptimizerStep:
         """What the model saw last."""
         self._train = workload.config.train
         self._schedule = workload.schedule
-        self._counts_vary = workload.counts_vary
+        self._counts_vary = workload.has_varying_counts
         self._strategy, self._optimizer, self._scaling = trained.strategy, trained.optimizer, trained.scaling
         self._check_loss, self._on_batch = check_loss, on_batch
-        self._base_rates: list[float] = [group["lr"] for group in trained.optimizer.param_groups]
+        self._base_lrs: list[float] = [group["lr"] for group in trained.optimizer.param_groups]
         self._epochs = workload.epochs
         self._data_shard = trained.strategy.data_shard()
-        self._own_of_whole = self._own_samples(self._train.global_batch)
-        self._steps_before = 0
-        trained.strategy.step_with(self._update_in_schedule)
+        self._full_step_samples = self._local_samples(self._train.global_batch)
+        self._num_completed_steps = 0
+        trained.strategy.set_update_weights(self._run_scheduled_update)
 
-    def go_on_after(self, step: int) -> None:
+    def resume_after(self, step: int) -> None:
         """The next step is `step` + 1: a resumed run."""
-        self._steps_before = step
+        self._num_completed_steps = step
 
-    def take(self, step: int, batches: Iterator[Batch]) -> StepFacts:
+    def run(self, step: int, batches: Iterator[Batch]) -> StepFacts:
         """Step number `step`, which takes `accumulate` batches."""
         train, strategy = self._train, self._strategy
-        if not strategy.steps_itself:
+        if not strategy.owns_optimizer_step:
             self._optimizer.zero_grad(set_to_none=True)
-        loss_scale = self._scaling.scale
+        loss_scale = self._scaling.current_scale
         total: Any = None
         count: Any = 0
-        of_step = self._epochs.samples_of(step - 1)
-        own_samples = self._own_of_whole if of_step == train.global_batch else self._own_samples(of_step)
+        of_step = self._epochs.step_samples(step - 1)
+        own_samples = (
+            self._full_step_samples if of_step == train.global_batch else self._local_samples(of_step)
+        )
         for part, own in enumerate(own_samples):
-            batch = self._next(batches)
-            scale = self._scaling.scaled(self._scale(batch, own, of_step) if own else 0.0)
+            batch = self._next_batch(batches)
+            scale = self._scaling.scale_factor(
+                self._normalization_factor(batch, own, of_step) if own else 0.0
+            )
             sums = strategy.forward_backward(batch, scale, last=part == train.accumulate - 1)
             if not own:
                 sums = LossSum(torch.zeros_like(sums.total), 0)
             total = sums.total if total is None else total + sums.total
             count = count + sums.count
-        norm = None if strategy.steps_itself else self._finish_gradients(count)
+        norm = None if strategy.owns_optimizer_step else self._finish_gradients(count)
         factor = self._schedule(step - 1)
         if isinstance(total, Tensor) and not total.is_cuda:
             total, count = float(total), float(count)
             norm = None if norm is None else float(norm)
             self._check_loss(step, total)
-        if not strategy.steps_itself:
-            self._set_rate(factor)
-            with strategy.stepping():
+        if not strategy.owns_optimizer_step:
+            self._set_lr(factor)
+            with strategy.optimizer_phase():
                 self._scaling.step(self._optimizer)
-        loss, rate = (total, count) if strategy.reports_loss() else None, self._base_rates[0] * factor
+        loss, rate = (total, count) if strategy.reports_loss() else None, self._base_lrs[0] * factor
         return StepFacts(step, loss, rate, sum(own_samples), 0.0, time.time(), norm, loss_scale)
 
-    def _own_samples(self, of_step: int) -> list[int]:
+    def _local_samples(self, of_step: int) -> list[int]:
         """How many of a step's samples this rank has in each part."""
         parts = self._train.accumulate
-        return [len(own_share(of_step, part, parts, *self._data_shard)) for part in range(parts)]
+        return [len(local_range(of_step, part, parts, *self._data_shard)) for part in range(parts)]
 
-    def _next(self, batches: Iterator[Batch]) -> Batch:
+    def _next_batch(self, batches: Iterator[Batch]) -> Batch:
         """The batch is the host's until the strategy takes it to its device."""
         strategy = self._strategy
         with strategy.spans.phase(0, "data"):
-            if strategy.ledger.is_following:
+            if strategy.ledger.is_tracking:
                 with strategy.ledger.paused():
                     batch = next(batches)
             else:
@@ -122,10 +126,10 @@ class OptimizerStep:
         self._on_batch(batch)
         return batch
 
-    def _scale(self, batch: Batch, own: int, of_step: int) -> float:
+    def _normalization_factor(self, batch: Batch, own: int, of_step: int) -> float:
         """What the loss sum of a part with `own` samples is multiplied by before backward: 1 over the targets
         of all `of_step` samples of the step where they are known beforehand, else 1 over train.global_batch,
-        which `_divide_by` sets right."""
+        which `_normalize_gradients` sets right."""
         if self._counts_vary:
             return 1.0 / self._train.global_batch
         nominal = self._strategy.loss.nominal_count(batch[1])
@@ -136,23 +140,23 @@ class OptimizerStep:
         """Make gradients those of the whole global batch, of bounded norm; the norm where it is bounded."""
         strategy, train = self._strategy, self._train
         strategy.sync_gradients()
-        with strategy.stepping():
+        with strategy.optimizer_phase():
             self._scaling.unscale(self._optimizer)
             if self._counts_vary:
-                self._divide_by(self._count_of_all(count))
+                self._normalize_gradients(self._global_count(count))
             return strategy.clip(train.clip_norm) if train.clip_norm else None
 
-    def _update_in_schedule(self, update: int, count: Any) -> None:
+    def _run_scheduled_update(self, update: int, count: Any) -> None:
         """One optimizer step of a strategy that steps itself: `update` counts from 1 in this process, `count`
         is that of its whole global batch."""
         if self._counts_vary:
-            self._divide_by(torch.as_tensor(count, dtype=torch.float64))
-        self._set_rate(self._schedule(self._steps_before + update - 1))
-        with self._strategy.stepping():
+            self._normalize_gradients(torch.as_tensor(count, dtype=torch.float64))
+        self._set_lr(self._schedule(self._num_completed_steps + update - 1))
+        with self._strategy.optimizer_phase():
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def _count_of_all(self, count: Any) -> Tensor:
+    def _global_count(self, count: Any) -> Tensor:
         """This rank's count of targets, added up over all ranks that report loss."""
         strategy = self._strategy
         counts = torch.tensor(float(count) if strategy.reports_loss() else 0.0, dtype=torch.float64)
@@ -161,7 +165,7 @@ class OptimizerStep:
             dist.all_reduce(counts)
         return counts
 
-    def _divide_by(self, count: Tensor) -> None:
+    def _normalize_gradients(self, count: Tensor) -> None:
         """Gradients of sum/global_batch become gradients of sum/count. No target at all gives 0.
 
         A count may be a sum of weights, and below 1.
@@ -171,8 +175,8 @@ class OptimizerStep:
         for gradient in gradients:
             gradient.mul_(factor.to(gradient.device, gradient.dtype))
 
-    def _set_rate(self, factor: float) -> None:
-        for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
+    def _set_lr(self, factor: float) -> None:
+        for group, base in zip(self._optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base * factor
 
 
@@ -180,9 +184,9 @@ class OptimizerStep:
 # stay finite and shrinks when they do not; a step with gradients that are not finite is left out.
 #
 # Source: torch.amp.GradScaler. Every rank must find the same gradients, so it is for strategies whose ranks
-# all hold the whole gradient (capabilities.py refuses the others). Other precisions pass through untouched.
+# all hold the whole gradient (compatibility.py refuses the others). Other precisions pass through untouched.
 
-_NAME = "loss-scaling"
+_STATE_NAME = "loss-scaling"
 
 
 class LossScaling:
@@ -193,7 +197,7 @@ class LossScaling:
         self._device = device
         self._scaler = torch.amp.GradScaler(device.type, enabled=is_on)
 
-    def scaled(self, factor: float) -> float | Tensor:
+    def scale_factor(self, factor: float) -> float | Tensor:
         """What a loss sum is multiplied by before backward; on a GPU nothing waits for it."""
         if not self.is_on:
             return factor
@@ -201,7 +205,7 @@ class LossScaling:
         return scaled
 
     @property
-    def scale(self) -> Tensor | None:
+    def current_scale(self) -> Tensor | None:
         """The factor of this step, on the device: nothing waits for it. None where nothing is scaled."""
         if not self.is_on:
             return None
@@ -226,11 +230,11 @@ class LossScaling:
             return {}
         state = self._scaler.state_dict()
         values = [float(state["scale"]), float(state["_growth_tracker"])]
-        return {_NAME: torch.tensor(values, dtype=torch.float64)}
+        return {_STATE_NAME: torch.tensor(values, dtype=torch.float64)}
 
-    def take_state(self, states: dict[str, Tensor]) -> None:
+    def pop_state(self, states: dict[str, Tensor]) -> None:
         """What `state` gave, taken out of `states` if it is there."""
-        kept = states.pop(_NAME, None)
+        kept = states.pop(_STATE_NAME, None)
         if self.is_on and kept is not None:
             scale, tracker = kept.tolist()
             known = self._scaler.state_dict() | {"scale": scale, "_growth_tracker": int(tracker)}

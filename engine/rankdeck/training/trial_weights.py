@@ -1,4 +1,4 @@
-"""Tensors like the run's weights, and gradients for them, to try an optimizer out on: see refusals.py.
+"""Tensors like the run's weights, and gradients for them, to try an optimizer on: see preflight_checks.py.
 
 All of a model's weights are there in its order, also those that other ranks hold; a rank's own are cut as it
 holds them.
@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankdeck.parallel.collectives.broadcast import from_rank_0
+from rankdeck.parallel.collectives.broadcast import run_on_rank_0
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
-from rankdeck.torch_compat.fake_tensors import active_mode
-from rankdeck.torch_compat.marks import WeightMarks, marks_of
-from rankdeck.torch_compat.modules import names_of_weights
+from rankdeck.torch_compat.fake_tensors import active_fake_mode
+from rankdeck.torch_compat.modules import parameter_names
+from rankdeck.torch_compat.weight_metadata import WeightMetadata, weight_metadata
 
-_MOST_NUMBERS, _SIDE = 2**20, 192
+_MAX_ELEMENTS, _MAX_SIDE = 2**20, 192
 """Of all trial weights together, and of a side of those that are cut down: optimizers often treat matrices
 from 128 on otherwise."""
-_MOST_WEIGHTS = 64
+_MAX_WEIGHTS = 64
 """Beyond it the first and the last of each kind stand for all."""
-_SPIKE = 30.0
+_SPIKE_FACTOR = 30.0
 """Times the norm of a usual step's gradients."""
-_SAME, _SAME_IN_FP64 = 1e-4, 1e-7
+_TOLERANCE, _FP64_TOLERANCE = 1e-4, 1e-7
 """Of what the steps change: rounding is far below, 16-bit arithmetic above."""
 
 
@@ -40,12 +40,12 @@ class WeightInfo:
     dtype: torch.dtype
     is_trained: bool
     is_sparse: bool
-    marks: WeightMarks
+    metadata: WeightMetadata
     mean: float = 0.0
-    deviation: float = 1.0
+    std: float = 1.0
 
     def kind(self) -> tuple[Any, ...]:
-        attributes = tuple((name, str(value)[:40]) for name, value in self.marks.attributes.items())
+        attributes = tuple((name, str(value)[:40]) for name, value in self.metadata.attributes.items())
         return self.shape, self.dtype, self.is_trained, self.is_sparse, attributes
 
 
@@ -59,21 +59,27 @@ class ModelWeights:
     def has_sparse(self) -> bool:
         return any(weight.is_sparse for weight in self.weights)
 
-    def of_rank_0(self) -> ModelWeights:
+    def broadcast_statistics(self) -> ModelWeights:
         """With the magnitudes of rank 0, who may be the only one that has values. All ranks call this."""
-        shared = from_rank_0(lambda: [(weight.mean, weight.deviation) for weight in self.weights])
+        shared = run_on_rank_0(lambda: [(weight.mean, weight.std) for weight in self.weights])
         known = zip(self.weights, shared or (), strict=True)
-        return ModelWeights(tuple(replace(weight, mean=mean, deviation=std) for weight, (mean, std) in known))
+        return ModelWeights(tuple(replace(weight, mean=mean, std=std) for weight, (mean, std) in known))
 
 
-def layout_of(model: nn.Module) -> ModelWeights:
+def describe_weights(model: nn.Module) -> ModelWeights:
     """The layout of a model that is whole."""
     sparse = {module.weight for module in model.modules() if is_sparse(module)}
     found = []
-    for weight, own in names_of_weights(model).items():
-        trained, size = weight.requires_grad, _magnitude(weight)
+    for weight, own in parameter_names(model).items():
+        trained, size = weight.requires_grad, _mean_and_std(weight)
         info = WeightInfo(
-            tuple(own), tuple(weight.shape), weight.dtype, trained, weight in sparse, marks_of(weight), *size
+            tuple(own),
+            tuple(weight.shape),
+            weight.dtype,
+            trained,
+            weight in sparse,
+            weight_metadata(weight),
+            *size,
         )
         found.append(info)
     return ModelWeights(tuple(found))
@@ -88,15 +94,20 @@ def is_sparse(module: nn.Module) -> bool:
     return weight is not None and weight.requires_grad
 
 
-def _magnitude(weight: Tensor) -> tuple[float, float]:
+def _mean_and_std(weight: Tensor) -> tuple[float, float]:
     """The mean and the standard deviation of its numbers, where they have values."""
-    if weight.is_meta or active_mode() is not None or not weight.is_floating_point() or not weight.numel():
+    if (
+        weight.is_meta
+        or active_fake_mode() is not None
+        or not weight.is_floating_point()
+        or not weight.numel()
+    ):
         return 0.0, 1.0
-    values = weight.detach().flatten()[:_MOST_NUMBERS].double()
+    values = weight.detach().flatten()[:_MAX_ELEMENTS].double()
     return float(values.mean()), float(values.std(correction=0))
 
 
-def trial_weights(
+def make_trial_weights(
     layout: ModelWeights, module: nn.Module, dtype: torch.dtype, *, thorough: bool
 ) -> list[TrialWeight]:
     """A trial weight for each of the layout, cut as `module` holds it; few where nothing is to be compared.
@@ -106,10 +117,10 @@ def trial_weights(
     for info in layout.weights:
         by_kind.setdefault(info.kind(), []).append(info)
     infos = list(layout.weights)
-    if not thorough or len(infos) > _MOST_WEIGHTS or active_mode() is not None:
+    if not thorough or len(infos) > _MAX_WEIGHTS or active_fake_mode() is not None:
         ends = [info.names for same in by_kind.values() for info in (same[0], same[-1])]
         infos = [info for info in infos if info.names in ends]
-    left = _MOST_NUMBERS if thorough else 0
+    left = _MAX_ELEMENTS if thorough else 0
     device = next(module.parameters()).device
     made = []
     for index, info in enumerate(infos):
@@ -117,7 +128,7 @@ def trial_weights(
         is_whole = math.prod(info.shape) <= left
         left -= math.prod(info.shape) if is_whole else 0
         parts = weight.device_mesh.size() if weight is not None and is_dtensor(weight) else 1
-        most = parts * math.ceil(_SIDE / parts)
+        most = parts * math.ceil(_MAX_SIDE / parts)
         shape = info.shape if is_whole else tuple(min(size, most) for size in info.shape)
         if dtype == torch.float64 and info.dtype.is_floating_point:
             info = replace(info, dtype=dtype)
@@ -131,7 +142,9 @@ def draw_gradients(wholes: Sequence[TrialWeight], step: int, steps: int) -> list
     Rows of zeros in every step; a spike in the first weight's first row in the middle, and one in the last
     weight's last row two steps before the end.
     """
-    gradients = [whole.drawn(step + 1) * whole.scale if whole.is_trained else None for whole in wholes]
+    gradients = [
+        whole.draw_normal(step + 1) * whole.gradient_scale if whole.is_trained else None for whole in wholes
+    ]
     for gradient in gradients:
         if gradient is not None and gradient.ndim and len(gradient) > 2:
             gradient[step % 3 :: 3] = 0
@@ -141,7 +154,7 @@ def draw_gradients(wholes: Sequence[TrialWeight], step: int, steps: int) -> list
         norm = math.sqrt(sum(float(local_part(g).abs().double().square().sum()) for g in there))
         weight, row = spiked
         target = there[weight][row] if there[weight].ndim else there[weight]
-        target.fill_(_SPIKE * norm / math.sqrt(max(target.numel(), 1)))
+        target.fill_(_SPIKE_FACTOR * norm / math.sqrt(max(target.numel(), 1)))
     return gradients
 
 
@@ -158,34 +171,34 @@ class TrialWeight:
     ) -> None:
         self.index, self._info, self._shape, self._weight = index, info, shape, weight
         self._device = device
-        self.is_held, self.is_trained = weight is not None, info.is_trained
-        self.scale = 10.0 ** -(2 + index % 3)
-        self.first = self.drawn(0) * info.deviation + info.mean
+        self.is_local, self.is_trained = weight is not None, info.is_trained
+        self.gradient_scale = 10.0 ** -(2 + index % 3)
+        self.initial = self.draw_normal(0) * info.std + info.mean
 
     @property
-    def is_cut(self) -> bool:
+    def is_sharded(self) -> bool:
         return is_dtensor(self._weight)
 
-    def drawn(self, seed: int) -> Tensor:
+    def draw_normal(self, seed: int) -> Tensor:
         """Normal numbers, the same on all ranks."""
         generator = torch.Generator().manual_seed(1000 * self.index + seed)
         dtype = torch.complex128 if self._info.dtype.is_complex else torch.float64
         return torch.randn(self._shape, generator=generator, dtype=dtype).to(self._device, self._info.dtype)
 
-    def parameter(self) -> nn.Parameter:
+    def full_parameter(self) -> nn.Parameter:
         """The whole of it, with what a person put on the weight: their optimizer may ask for it."""
-        made = nn.Parameter(self.first.clone(), requires_grad=self.is_trained)
-        WeightMarks(self._info.marks.attributes).put_on(made)
+        made = nn.Parameter(self.initial.clone(), requires_grad=self.is_trained)
+        WeightMetadata(self._info.metadata.attributes).copy_to(made)
         return made
 
-    def as_held(self) -> nn.Parameter:
+    def local_parameter(self) -> nn.Parameter:
         """This rank's part of it."""
-        made = nn.Parameter(self._cut(self.first).clone(), requires_grad=self.is_trained)
+        made = nn.Parameter(self._shard(self.initial).clone(), requires_grad=self.is_trained)
         if self._weight is not None:  # not the layout's: what the rank's own has lost shows
-            WeightMarks(marks_of(self._weight).attributes).put_on(made)
+            WeightMetadata(weight_metadata(self._weight).attributes).copy_to(made)
         return made
 
-    def _cut(self, tensor: Tensor) -> Tensor:
+    def _shard(self, tensor: Tensor) -> Tensor:
         weight = self._weight
         if weight is None or not is_dtensor(weight):
             return tensor
@@ -196,25 +209,25 @@ class TrialWeight:
     def gradient(self, whole: Tensor | None, like: Tensor) -> Tensor | None:
         """A gradient of it, as `like` is cut."""
         if whole is None or is_dtensor(like):
-            return None if whole is None else self._cut(whole)
+            return None if whole is None else self._shard(whole)
         return whole.to_sparse(1) if self._info.is_sparse else whole
 
-    def differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
+    def local_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
         """Whether this rank's part is another one than in the whole, which went `path`."""
-        cut = [local_part(self._cut(whole)) for whole in (expected, path, self.first)]
-        return _differ(local_part(stepped), *cut)
+        cut = [local_part(self._shard(whole)) for whole in (expected, path, self.initial)]
+        return _values_differ(local_part(stepped), *cut)
 
-    def differs_whole(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
+    def full_differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
         """The same for the whole of it."""
-        return _differ(stepped, expected, path, self.first)
+        return _values_differ(stepped, expected, path, self.initial)
 
 
-def _differ(ours: Tensor, theirs: Tensor, path: Tensor, first: Tensor) -> bool:
+def _values_differ(ours: Tensor, theirs: Tensor, path: Tensor, first: Tensor) -> bool:
     """Number by number, so that a spike in one hides none of the others. No number is equal to none."""
     if not ours.numel():
         return False
     info = torch.finfo(ours.dtype)
-    same = _SAME_IN_FP64 if info.bits == torch.finfo(torch.float64).bits else _SAME
+    same = _FP64_TOLERANCE if info.bits == torch.finfo(torch.float64).bits else _TOLERANCE
     bound = same * path + 16 * info.eps * (first.abs() + path)
     is_same = ((ours - theirs).abs() <= bound) | (ours.isnan() & theirs.isnan()) | (ours == theirs)
     return not bool(is_same.all())

@@ -26,11 +26,11 @@ from torch import nn, utils
 from torch.optim import Optimizer
 
 from rankdeck.base.errors import ConfigError, DataError, ModelError, RankdeckError, did_you_mean
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.config.consent import refuse_main
 from rankdeck.data.base import SampleSet
-from rankdeck.diagnose.exceptions import own_place, words_of
-from rankdeck.torch_compat.fake_tensors import active_mode
+from rankdeck.diagnose.exceptions import error_text, user_location
+from rankdeck.torch_compat.fake_tensors import active_fake_mode
 
 ErrorClass = type[RankdeckError]
 
@@ -45,11 +45,13 @@ def build_model(target: str, args: Mapping[str, Any], folder: Path) -> nn.Module
 
     Raises: ModelError when it is not found, raises, or returns something else.
     """
-    model = _call(target, args, folder, "model", ModelError)
+    model = _call_factory(target, args, folder, "model", ModelError)
     if not isinstance(model, nn.Module):
         raise ModelError(
             phrase(
-                "model.use = {target!r} returned {kind}, not an nn.Module.", target=target, kind=_kind(model)
+                "model.use = {target!r} returned {kind}, not an nn.Module.",
+                target=target,
+                kind=_with_article(model),
             ),
             path="model.use",
             advice=phrase("Let the factory return the model itself."),
@@ -62,8 +64,8 @@ def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[Samp
 
     Raises: DataError when it is not found, raises, or returns something else.
     """
-    pair = _call(target, args, folder, "data", DataError)
-    if _is_one_data_set(pair):
+    pair = _call_factory(target, args, folder, "data", DataError)
+    if _is_single_dataset(pair):
         pair = (pair, None)
     if _is_stream(pair):
         raise DataError(
@@ -71,7 +73,7 @@ def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[Samp
                 "data.use = {target!r} returned {kind}, a stream: nothing tells its devices which samples "
                 "are theirs.",
                 target=target,
-                kind=_kind(pair),
+                kind=_with_article(pair),
             ),
             path="data.use",
             advice=phrase(
@@ -83,7 +85,7 @@ def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[Samp
             phrase(
                 "data.use = {target!r} returned {kind}, not a pair (train, heldout).",
                 target=target,
-                kind=_kind(pair),
+                kind=_with_article(pair),
             ),
             path="data.use",
             advice=phrase("Return a data set, or two of them: (train, heldout)."),
@@ -99,18 +101,18 @@ def build_loss(target: str, folder: Path) -> Callable[..., Any]:
     """The function `(outputs, targets) -> (sum, count)`. Raises: ConfigError when it is not found or not
     callable.
     """
-    return _find(target, folder, "loss", ConfigError)
+    return _find_callable(target, folder, "loss", ConfigError)
 
 
 def build_optimizer_class(target: str, folder: Path) -> Callable[..., Optimizer]:
     """A subclass of torch's Optimizer. Raises: ConfigError when it is not found or something else."""
-    found = _find(target, folder, "train.optimizer", ConfigError)
+    found = _find_callable(target, folder, "train.optimizer", ConfigError)
     if not (inspect.isclass(found) and issubclass(found, Optimizer)):
         raise ConfigError(
             phrase(
                 "train.optimizer.use = {target!r} is {kind}, not a subclass of torch.optim.Optimizer.",
                 target=target,
-                kind=_kind(found),
+                kind=_with_article(found),
             ),
             path="train.optimizer.use",
             advice=phrase("Name the class itself, not an instance or a function."),
@@ -118,16 +120,18 @@ def build_optimizer_class(target: str, folder: Path) -> Callable[..., Optimizer]
     return found
 
 
-def _call(target: str, args: Mapping[str, Any], folder: Path, section: str, error_class: ErrorClass) -> Any:
-    factory = _find(target, folder, section, error_class)
+def _call_factory(
+    target: str, args: Mapping[str, Any], folder: Path, section: str, error_class: ErrorClass
+) -> Any:
+    factory = _find_callable(target, folder, section, error_class)
     _check_args(factory, target, args, section, error_class)
     try:
         return factory(**args)
     except (Exception, SystemExit) as error:
-        raise raised_by_user(error, f"{section}.use", target, error_class) from error
+        raise user_error(error, f"{section}.use", target, error_class) from error
 
 
-def _find(target: str, folder: Path, section: str, error_class: ErrorClass) -> Callable[..., Any]:
+def _find_callable(target: str, folder: Path, section: str, error_class: ErrorClass) -> Callable[..., Any]:
     """The callable behind a target. Raises: `error_class`."""
     key = f"{section}.use"
     place, _, name = target.rpartition(":")
@@ -142,18 +146,18 @@ def _find(target: str, folder: Path, section: str, error_class: ErrorClass) -> C
             advice=phrase('Write "package.module:name" or "path/to/file.py:name".'),
         )
     refuse_main(target, key, error_class)
-    module = _import(place, target, folder, key, error_class)
+    module = _import_module(place, target, folder, key, error_class)
     try:
         found = getattr(module, name)
     except AttributeError:
-        raise _missing_name(module, place, name, key, error_class) from None
+        raise _missing_name_error(module, place, name, key, error_class) from None
     if not callable(found):
         raise error_class(
             phrase(
                 "{key} = {target!r} is {kind}, which cannot be called.",
                 key=key,
                 target=target,
-                kind=_kind(found),
+                kind=_with_article(found),
             ),
             path=key,
             advice=phrase("Name a function or a class."),
@@ -162,22 +166,23 @@ def _find(target: str, folder: Path, section: str, error_class: ErrorClass) -> C
     return callable_found
 
 
-def _import(place: str, target: str, folder: Path, key: str, error_class: ErrorClass) -> ModuleType:
+def _import_module(place: str, target: str, folder: Path, key: str, error_class: ErrorClass) -> ModuleType:
     _add_to_path(folder)
     try:
         return _import_file(place, folder) if place.endswith(".py") else importlib.import_module(place)
     except FileNotFoundError as error:
         file = folder / place
         if file.exists():
-            raise raised_by_user(error, key, target, error_class, imported=True) from error
+            raise user_error(error, key, target, error_class, is_import=True) from error
         raise error_class(
             phrase("{key} = {target!r}: there is no file {file}.", key=key, target=target, file=file),
             path=key,
-            advice=_similar(place, folder) or phrase("Give the path relative to the configuration's folder."),
+            advice=_suggest_file(place, folder)
+            or phrase("Give the path relative to the configuration's folder."),
         ) from None
     except ModuleNotFoundError as error:
         if error.name is None or not (place + ".").startswith(error.name + "."):
-            raise raised_by_user(error, key, target, error_class, imported=True) from error
+            raise user_error(error, key, target, error_class, is_import=True) from error
         raise error_class(
             phrase(
                 "{key} = {target!r}: there is no module {module!r} in {folder}, nor an installed one.",
@@ -187,13 +192,13 @@ def _import(place: str, target: str, folder: Path, key: str, error_class: ErrorC
                 folder=folder,
             ),
             path=key,
-            advice=_similar(place, folder)
+            advice=_suggest_file(place, folder)
             or phrase(
                 'Write "path/to/file.py:{name}", or install the package.', name=target.rpartition(":")[2]
             ),
         ) from None
     except (Exception, SystemExit) as error:
-        raise raised_by_user(error, key, target, error_class, imported=True) from error
+        raise user_error(error, key, target, error_class, is_import=True) from error
 
 
 def _import_file(place: str, folder: Path) -> ModuleType:
@@ -231,7 +236,7 @@ def _add_to_path(folder: Path) -> None:
     importlib.invalidate_caches()
 
 
-def _missing_name(
+def _missing_name_error(
     module: ModuleType, place: str, name: str, key: str, error_class: ErrorClass
 ) -> RankdeckError:
     if place.partition(".")[0] in sys.stdlib_module_names:
@@ -273,14 +278,14 @@ def _check_args(
         ) from None
 
 
-_RAISED = marked("{key} = {target!r} raised {error}")
-_RAISED_AT = marked("{key} = {target!r} raised {error} ({file}, line {line})")
-_IMPORT_RAISED = marked("{key} = {target!r}: the import raised {error}")
-_IMPORT_RAISED_AT = marked("{key} = {target!r}: the import raised {error} ({file}, line {line})")
+_RAISED = tr_noop("{key} = {target!r} raised {error}")
+_RAISED_AT = tr_noop("{key} = {target!r} raised {error} ({file}, line {line})")
+_IMPORT_RAISED = tr_noop("{key} = {target!r}: the import raised {error}")
+_IMPORT_RAISED_AT = tr_noop("{key} = {target!r}: the import raised {error} ({file}, line {line})")
 
 
-def raised_by_user(
-    error: BaseException, key: str, target: str, error_class: ErrorClass, *, imported: bool = False
+def user_error(
+    error: BaseException, key: str, target: str, error_class: ErrorClass, *, is_import: bool = False
 ) -> RankdeckError:
     """What the user's code raised, as an error with the file and line of the last frame that is theirs.
 
@@ -294,15 +299,15 @@ def raised_by_user(
     if isinstance(error, SyntaxError) and error.filename:
         file, line, text = error.filename, error.lineno, error.msg
     else:
-        file, line = own_place(error)
-        text = words_of(error)
+        file, line = user_location(error)
+        text = error_text(error)
     if file:
-        template = _IMPORT_RAISED_AT if imported else _RAISED_AT
+        template = _IMPORT_RAISED_AT if is_import else _RAISED_AT
     else:
-        template = _IMPORT_RAISED if imported else _RAISED
+        template = _IMPORT_RAISED if is_import else _RAISED
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     advice = phrase("Mend the code there, then start again.")
-    if active_mode() is not None:
+    if active_fake_mode() is not None:
         advice = phrase("A plan makes models without memory: where a run makes this one, the code is right.")
     return error_class(
         phrase(template, key=key, target=target, error=said, file=file, line=line),
@@ -312,7 +317,7 @@ def raised_by_user(
     )
 
 
-def _similar(place: str, folder: Path) -> str | None:
+def _suggest_file(place: str, folder: Path) -> str | None:
     """Which file of the folder was probably meant."""
     wanted = place if place.endswith(".py") else place.replace(".", "/") + ".py"
     try:
@@ -333,24 +338,24 @@ def _is_stream(value: Any) -> bool:
     return isinstance(value, utils.data.IterableDataset | utils.data.DataLoader)
 
 
-def _is_one_data_set(returned: object) -> bool:
+def _is_single_dataset(returned: object) -> bool:
     collections = (tuple, list, Mapping, str)
-    return not isinstance(returned, collections) and not _missing_of_samples(returned)
+    return not isinstance(returned, collections) and not _missing_methods(returned)
 
 
-def _missing_of_samples(dataset: object) -> list[str]:
+def _missing_methods(dataset: object) -> list[str]:
     return [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
 
 
-_WITHOUT = marked("data.use = {target!r}: {part} is {kind} without {missing}.")
-_WITHOUT_BOTH = marked("data.use = {target!r}: {part} is {kind} without __len__ and __getitem__.")
+_MISSING_METHOD = tr_noop("data.use = {target!r}: {part} is {kind} without {missing}.")
+_MISSING_BOTH_METHODS = tr_noop("data.use = {target!r}: {part} is {kind} without __len__ and __getitem__.")
 
 
 def _check_samples(dataset: object, target: str, part: str) -> None:
-    if missing := _missing_of_samples(dataset):
-        template = _WITHOUT if len(missing) == 1 else _WITHOUT_BOTH
+    if missing := _missing_methods(dataset):
+        template = _MISSING_METHOD if len(missing) == 1 else _MISSING_BOTH_METHODS
         raise DataError(
-            phrase(template, target=target, part=part, kind=_kind(dataset), missing=missing[0]),
+            phrase(template, target=target, part=part, kind=_with_article(dataset), missing=missing[0]),
             path="data.use",
             advice=phrase("Return map-style data sets: len(dataset) samples, dataset[i] one of them."),
         )
@@ -362,7 +367,7 @@ def _check_samples(dataset: object, target: str, part: str) -> None:
         )
 
 
-def _kind(value: object) -> str:
+def _with_article(value: object) -> str:
     if value is None:
         return "None"
     name = type(value).__name__

@@ -22,28 +22,35 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from rankdeck import events
-from rankdeck.base.allocations import allocation_of
+from rankdeck.base.allocations import parse_allocation
 from rankdeck.base.errors import MachineError, RankdeckError
 from rankdeck.base.files import wait_for_folder
-from rankdeck.base.garbage import kept_for_good
-from rankdeck.base.heartbeat import CHECK, VERIFYING, HeartbeatWriter, die_with_parent, failed, finished
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.garbage import freeze_new_objects
+from rankdeck.base.heartbeat import (
+    CHECK_PHASES,
+    VERIFYING,
+    HeartbeatWriter,
+    die_with_parent,
+    failed_phase,
+    finished_phase,
+)
+from rankdeck.base.phrases import phrase, tr_noop
 from rankdeck.diagnose.exceptions import (
     FILE_TOO_LARGE,
-    advice_of,
-    describe,
+    advice_for,
+    describe_exception,
+    error_text,
     is_out_of_memory,
-    name_disk,
-    words_of,
+    match_disk_error,
 )
-from rankdeck.rundir import FIRST_STEPS, EventWriter, RunDir
+from rankdeck.run_dir import FIRST_STEPS_KEY, EventWriter, RunDir
 
 if TYPE_CHECKING:
     import torch
 
     from rankdeck.base.errors import Problem
     from rankdeck.config import RunConfig
-    from rankdeck.parallel.tensor.split_plan import KnownModel
+    from rankdeck.parallel.tensor.split_plan import ModelAnalysis
     from rankdeck.strategies.base import Strategy
     from rankdeck.training.loop import Trainer
     from rankdeck.training.saving import Saver
@@ -53,7 +60,7 @@ EXIT_STOPPED = 130
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Which rank this is, of which run."""
 
     run: RunDir
@@ -64,7 +71,7 @@ class Place:
     heartbeat: str | None
 
     @classmethod
-    def from_environment(cls) -> Place:
+    def from_environment(cls) -> RankInfo:
         env = os.environ
         return cls(
             run=RunDir(Path(env["RANKDECK_RUN"])),
@@ -76,31 +83,31 @@ class Place:
         )
 
 
-class _Stop:
+class _StopSignal:
     """Set by SIGTERM; the loop looks at it between steps."""
 
     def __init__(self) -> None:
-        self.requested = False
-        signal.signal(signal.SIGTERM, self._ask)
+        self.is_requested = False
+        signal.signal(signal.SIGTERM, self._on_signal)
         # Ctrl-C goes to the whole terminal's group; ranks are ended by their supervisor alone.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def leave_at_once(self) -> None:
+    def use_default_handler(self) -> None:
         """From here on SIGTERM ends the process: there is nothing to save."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def _ask(self, *_: object) -> None:
-        self.requested = True
+    def _on_signal(self, *_: object) -> None:
+        self.is_requested = True
 
     def __call__(self) -> bool:
-        return self.requested
+        return self.is_requested
 
 
 def main() -> NoReturn:
     supervisor = os.environ.get("RANKDECK_SUPERVISOR_PID")
     die_with_parent(None if supervisor is None else int(supervisor))
-    place = Place.from_environment()
-    stop = _Stop()
+    place = RankInfo.from_environment()
+    stop = _StopSignal()
     writer = place.run.writer(f"rank-{place.rank}", place.attempt)
     code = _run_and_report(place, writer, stop)
     sys.stdout.flush()
@@ -109,37 +116,37 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _run_and_report(place: Place, writer: EventWriter, stop: _Stop) -> int:
+def _run_and_report(place: RankInfo, writer: EventWriter, stop: _StopSignal) -> int:
     """The exit code, with the problem and the end written down."""
     rank = Worker(place, writer, stop)
     reason, code = "completed", 0
     try:
-        rank.work()
+        rank.run()
     except BaseException as error:  # whatever it is, the person is told
-        if _is_stop(error):
-            reason, code = events.ASKED_TO_STOP if stop.requested else "stopped", EXIT_STOPPED
+        if _is_stop_request(error):
+            reason, code = events.ASKED_TO_STOP if stop.is_requested else "stopped", EXIT_STOPPED
         else:
-            rank.tell_out_of_memory(error)
+            rank.report_out_of_memory(error)
             reason, code = "failed", _report_failure(error, place.rank, rank.phase, writer)
     writer.write(events.RankEnded(rank=place.rank, reason=reason, step=rank.step), sync=True)
     if writer.dropped:
         print(f"{writer.dropped} event lines could not be written: {writer.drop_reason}", file=sys.stderr)
-    rank.leave(clean=code == 0)
+    rank.shut_down(is_clean=code == 0)
     return code
 
 
-def _is_stop(error: BaseException) -> bool:
+def _is_stop_request(error: BaseException) -> bool:
     return type(error).__name__ == "StopRequested"
 
 
 def _report_failure(error: BaseException, rank: int, phase: str, writer: EventWriter) -> int:
     """What ended the rank, for the supervisor, which names one cause for the run; returns the exit code."""
-    failure = describe(error, rank)
+    failure = describe_exception(error, rank)
     if not isinstance(error, RankdeckError):
-        if phase in CHECK:
-            said = failure.problem.said("message")
+        if phase in CHECK_PHASES:
+            said = failure.problem.as_phrase("message")
             message = phrase("{error}, in the check before the first step", error=said)
-            failure.problem = failure.problem.but(message=message)
+            failure.problem = failure.problem.replace_fields(message=message)
         traceback.print_exception(error, file=sys.stderr)
     else:
         behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -148,125 +155,122 @@ def _report_failure(error: BaseException, rank: int, phase: str, writer: EventWr
         print(failure.problem.text(), file=sys.stderr)
     writer.write(failure, sync=True)
     if failure.is_communication:
-        from rankdeck.training import joining
+        from rankdeck.training import process_group
 
-        joining.write_down()
+        process_group.write_recorded_collectives()
     return failure.exit_code
 
 
 class Worker:
     """One rank's work. `step` is the last step that began, `phase` what the rank is at in it."""
 
-    def __init__(self, place: Place, writer: EventWriter, stop: _Stop) -> None:
-        self._place = place
-        self._writer = writer
-        self._stop = stop
-        self._heart = HeartbeatWriter(place.heartbeat, place.rank) if place.heartbeat else None
+    def __init__(self, place: RankInfo, writer: EventWriter, stop: _StopSignal) -> None:
+        self._rank_info, self._writer, self._stop = place, writer, stop
+        self._heartbeat = HeartbeatWriter(place.heartbeat, place.rank) if place.heartbeat else None
         self._strategy: Strategy | None = None
         self._trainer: Trainer | None = None
         self.step, self.phase = 0, ""
 
-    def _phase(self, phase: str, **known: int) -> None:
-        self._writer.write(events.Phase(rank=self._place.rank, phase=phase, **known))
+    def _start_phase(self, phase: str, **known: int) -> None:
+        self._writer.write(events.Phase(rank=self._rank_info.rank, phase=phase, **known))
         self._beat(self.step, phase)
-        if self._stop.requested:
+        if self._stop.is_requested:
             from rankdeck.training.saving import StopRequested
 
             raise StopRequested
 
     def _beat(self, step: int, phase: str) -> None:
         self.step, self.phase = step, phase
-        if self._heart is not None:
-            self._heart.beat(step, phase)
+        if self._heartbeat is not None:
+            self._heartbeat.beat(step, phase)
 
-    def work(self) -> None:
+    def run(self) -> None:
         """Load, build, train, evaluate, save."""
-        place = self._place
-        self._phase(marked("importing torch"))
-        with kept_for_good():
-            from rankdeck.torch_compat.compiler import import_when_needed
+        place = self._rank_info
+        self._start_phase(tr_noop("importing torch"))
+        with freeze_new_objects():
+            from rankdeck.torch_compat.compiler import defer_compiler_import
             from rankdeck.training import workload as workloads
             from rankdeck.training.assembly import assemble
-            from rankdeck.training.joining import join, let_wait
-            from rankdeck.training.sampling import SamplingBudget
+            from rankdeck.training.process_group import extend_group_timeouts, join_process_group
+            from rankdeck.training.sampling_budget import SamplingBudget
 
         config = place.run.config()
         if config.strategy.use != "dp":  # whose threads must not be the first to import it
-            import_when_needed()
-        infos, num_devices = self._own_devices(config)
+            defer_compiler_import()
+        infos, num_devices = self._local_devices(config)
         devices = self._start_devices(infos)
-        if not config.strategy_card.one_process:
-            self._phase(marked("joining the other ranks"))
-            join(devices[0], place.world_size, None if place.heartbeat else config.launch.timeout_s)
-        self._phase(marked("loading data"))
+        if not config.strategy_spec.one_process:
+            self._start_phase(tr_noop("joining the other ranks"))
+            timeout_s = None if place.heartbeat else config.launch.timeout_s
+            join_process_group(devices[0], place.world_size, timeout_s)
+        self._start_phase(tr_noop("loading data"))
         workload = workloads.load(config)
-        first_steps: int | None = place.run.environment().get(FIRST_STEPS)
+        first_steps: int | None = place.run.environment().get(FIRST_STEPS_KEY)
         if first_steps is not None:
             workload = replace(workload, steps=first_steps, heldout=None)
-            self._stop.leave_at_once()
-        saver = self._saver(config, num_devices) if first_steps is None else None
-        notes, known = self._verified(workload, devices, num_devices, saver)
+            self._stop.use_default_handler()
+        saver = self._make_saver(config, num_devices) if first_steps is None else None
+        notes, known = self._verify(workload, devices, num_devices, saver)
         if first_steps == 0:
             return
-        self._phase(marked("building the model"))
+        self._start_phase(tr_noop("building the model"))
         trainer = assemble(
             workload,
             rank=place.rank,
             world_size=place.world_size,
             devices=devices,
-            places=[info.index for info in infos],
+            device_indices=[info.index for info in infos],
             writer=self._writer,
-            known=known,
+            analysis=known,
             notes=notes,
             sampling=SamplingBudget(always=os.environ.get("RANKDECK_LEDGER") == "always"),
             beat=self._beat,
             saver=saver,
-            waits=first_steps is not None,
+            sync_each_step=first_steps is not None,
         )
         self._strategy, self._trainer = trainer.strategy, trainer
         if place.heartbeat:
-            let_wait()
+            extend_group_timeouts()
         gc.collect()
         gc.freeze()  # model and data stay: no step waits for a search for garbage among them
-        epochs = workload.epochs
-        self._phase(
-            marked("training"), steps=workload.steps, samples=epochs.num_samples, left_out=epochs.left_out
-        )
+        samples, left_out = workload.epochs.num_samples, workload.epochs.num_dropped
+        self._start_phase(tr_noop("training"), steps=workload.steps, samples=samples, left_out=left_out)
         trainer.run()
         if saver is not None:
-            self._save(trainer.strategy, saver)
-            saver.require_saved()
+            self._save_final_weights(trainer.strategy, saver)
+            saver.raise_save_error()
 
-    def _verified(
+    def _verify(
         self, workload: Workload, devices: list[torch.device], num_devices: int, saver: Saver | None
-    ) -> tuple[list[Problem] | None, KnownModel | None]:
+    ) -> tuple[list[Problem] | None, ModelAnalysis | None]:
         """What is known to differ from one device, and what the check found out about the model; None where
         there was no check."""
-        config, start = workload.config, None if saver is None else saver.start
+        config, start = workload.config, None if saver is None else saver.resume_from
         if start is not None and saver is not None and start.progress().layout == saver.store.layout:
             return [], None  # a resumed run under the strategy that was checked when it began
-        if config.train.verify == "off" or config.strategy_card.one_device or num_devices == 1:
+        if config.train.verify == "off" or config.strategy_spec.one_device or num_devices == 1:
             return None, None
-        self._phase(VERIFYING)
-        from rankdeck.parallel.tensor.split_plan import KnownModel
+        self._start_phase(VERIFYING)
+        from rankdeck.parallel.tensor.split_plan import ModelAnalysis
         from rankdeck.training.verify.before_run import verify
 
-        place, known = self._place, KnownModel()
+        place, known = self._rank_info, ModelAnalysis()
         notes = verify(
             workload,
             rank=place.rank,
             world_size=place.world_size,
             devices=devices,
             num_devices=num_devices,
-            known=known,
+            analysis=known,
             beat=lambda phase: self._beat(0, phase),
             write=self._writer.write,
         )
         return notes, known
 
-    def _own_devices(self, config: RunConfig) -> tuple[list[events.DeviceInfo], int]:
+    def _local_devices(self, config: RunConfig) -> tuple[list[events.DeviceInfo], int]:
         """The devices of this rank, and how many the run has."""
-        place, card = self._place, config.strategy_card
+        place, card = self._rank_info, config.strategy_spec
         devices = place.run.devices()  # of a run of several hosts: this host's
         if not card.one_process:
             return [msgspec.structs.replace(devices[place.local_rank], index=place.rank)], place.world_size
@@ -279,9 +283,9 @@ class Worker:
 
         from rankdeck.training.assembly import torch_devices
 
-        devices, uuids = torch_devices(infos, self._place.local_rank)
+        devices, uuids = torch_devices(infos, self._rank_info.local_rank)
         started = events.RankStarted(
-            rank=self._place.rank,
+            rank=self._rank_info.rank,
             pid=os.getpid(),
             devices=[info.index for info in infos],
             uuids=uuids,
@@ -290,46 +294,43 @@ class Worker:
         self._writer.write(started, sync=True)
         return devices
 
-    def _saver(self, config: RunConfig, num_devices: int) -> Saver:
+    def _make_saver(self, config: RunConfig, num_devices: int) -> Saver:
         """What saves this run, and where it goes on from: the newest whole checkpoint, on any attempt but the
         first."""
         if config.train.checkpoint_every:
             import rankdeck.checkpoint.sharded  # noqa: F401 - not in the midst of the training
-        from rankdeck.checkpoint.spreading import hosts_of
+        from rankdeck.checkpoint.replication import make_host_leaders
         from rankdeck.checkpoint.store import CheckpointStore
-        from rankdeck.training.joining import agreement_of, is_over_hosts
+        from rankdeck.training.process_group import is_multi_host_run, make_consensus
         from rankdeck.training.saving import Saver, newest_checkpoint
 
-        place = self._place
+        place = self._rank_info
+        rank, world_size = place.rank, place.world_size
         layout = f"{config.strategy.use} {sorted(config.strategy.options.items())} on {num_devices}"
         folder = place.run.checkpoints_folder
-        several = is_over_hosts(place.world_size)
-        hosts = hosts_of(place.rank, place.world_size, place.local_rank) if several else None
+        several = is_multi_host_run(world_size)
+        hosts = make_host_leaders(rank, world_size, place.local_rank) if several else None
         store = CheckpointStore(
             folder,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=rank,
+            world_size=world_size,
             layout=layout,
             keep=config.train.keep_checkpoints,
-            leads=place.local_rank == 0,
+            is_host_leader=place.local_rank == 0,
             hosts=hosts,
         )
-        start = (
-            newest_checkpoint(folder, place.rank, place.world_size, hosts, self._writer)
-            if place.attempt
-            else None
-        )
+        start = newest_checkpoint(folder, rank, world_size, hosts, self._writer) if place.attempt else None
         return Saver(
             store=store,
-            agreement=agreement_of(place.run.requests_folder, place.rank, place.world_size),
+            consensus=make_consensus(place.run.requests_folder, rank, world_size),
             writer=self._writer,
-            rank=place.rank,
-            every=config.train.checkpoint_every,
+            rank=rank,
+            save_interval=config.train.checkpoint_every,
             stop_requested=self._stop,
-            start=start,
+            resume_from=start,
         )
 
-    def _save(self, strategy: Strategy, saver: Saver) -> None:
+    def _save_final_weights(self, strategy: Strategy, saver: Saver) -> None:
         """Final weights, by the rank that holds them all.
 
         Raises: RankdeckError: without weights the run has failed; MachineError where a limit forbids them.
@@ -338,60 +339,57 @@ class Worker:
 
         weights = strategy.weights()
         extra_state = gather_extra_state(strategy.module, strategy.stage_modules)
-        if self._place.rank != 0:
+        place = self._rank_info
+        if place.rank != 0:
             return
-        self._phase(marked("saving weights"))
-        path = self._place.run.weights
+        self._start_phase(tr_noop("saving weights"))
+        path = place.run.weights
         wait_for_folder(path.parent)
-        metadata = {"run": self._place.run.name, "step": str(self.step)}
+        metadata = {"run": place.run.name, "step": str(self.step)}
         try:
-            with saver.agreement.saving():
+            with saver.consensus.saving_marker():
                 try:
                     num_bytes = save_weights(path, weights, metadata, extra_state)
                 except FileNotFoundError:  # the run was moved in the midst of it
                     wait_for_folder(path.parent)
                     num_bytes = save_weights(path, weights, metadata, extra_state)
         except OSError as error:
-            named = name_disk(error.strerror or "")
-            raise (MachineError if named.code == FILE_TOO_LARGE else RankdeckError)(
-                phrase(
-                    "The final weights could not be saved to {path}: {why}.", path=path, why=error.strerror
-                ),
-                code="weights-not-saved",
-                advice=advice_of(named),
-                rank=self._place.rank,
-            ) from None
+            why = error.strerror
+            named = match_disk_error(why or "")
+            kind = MachineError if named.code == FILE_TOO_LARGE else RankdeckError
+            told = phrase("The final weights could not be saved to {path}: {why}.", path=path, why=why)
+            raise kind(told, code="weights-not-saved", advice=advice_for(named), rank=place.rank) from None
         self._writer.write(events.WeightsSaved(path=path.name, num_bytes=num_bytes), sync=True)
 
-    def tell_out_of_memory(self, error: BaseException) -> None:
+    def report_out_of_memory(self, error: BaseException) -> None:
         """What is known of the devices if that is what the exception says; nothing may go wrong with it."""
         if not is_out_of_memory(error):
             return
-        allocation = allocation_of(words_of(error))
+        allocation = parse_allocation(error_text(error))
         try:
             if self._trainer is None:
-                event = events.OutOfMemory(rank=self._place.rank, step=0, allocation=allocation)
+                event = events.OutOfMemory(rank=self._rank_info.rank, step=0, allocation=allocation)
                 self._writer.write(event, sync=True)
             else:
-                self._trainer.tell_out_of_memory(error, allocation, self.step)
+                self._trainer.report_out_of_memory(error, allocation, self.step)
         except Exception:
             traceback.print_exc()
 
-    def leave(self, *, clean: bool) -> None:
+    def shut_down(self, *, is_clean: bool) -> None:
         """Leave the group in order after success; after a failure the others are ended by the supervisor, so
         that nothing is awaited."""
-        lost = self._writer.unsaid, self._writer.error_number
-        if clean:
-            self._beat(self.step, finished(*lost))
-        elif self._writer.unsaid:
-            self._beat(self.step, failed(*lost))
+        lost = self._writer.num_unreported, self._writer.error_number
+        if is_clean:
+            self._beat(self.step, finished_phase(*lost))
+        elif self._writer.num_unreported:
+            self._beat(self.step, failed_phase(*lost))
         if "torch" not in sys.modules:
             return
         import torch.distributed as dist
 
         if self._strategy is not None:
             self._strategy.close()
-        if clean and dist.is_available() and dist.is_initialized():
+        if is_clean and dist.is_available() and dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()
 

@@ -18,50 +18,50 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rankdeck.base.errors import ConfigError, DataError, ModelError, one_of
+from rankdeck.base.errors import ConfigError, DataError, ModelError, format_choices
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES
 from rankdeck.config.schema import DEFAULT_STEPS
-from rankdeck.data.base import DataCard, DataSource, SampleSet
-from rankdeck.data.loader import first_batch, one_batch
-from rankdeck.data.sampling import Epochs
-from rankdeck.data.synthetic import Synthetic, spec_for
+from rankdeck.data.base import DataSource, DataSpec, SampleSet
+from rankdeck.data.loader import first_batch, read_samples
+from rankdeck.data.samplers import EpochLayout
+from rankdeck.data.synthetic import Synthetic, input_spec
 from rankdeck.models.checkpointing import checkpoint_blocks
-from rankdeck.models.losses import Loss, cross_entropy, own_loss
+from rankdeck.models.losses import Loss, cross_entropy, user_loss
 from rankdeck.torch_compat.dtensors import is_dtensor
 from rankdeck.training import user_code
 
 
 @dataclass
 class Workload:
-    """What one run trains. `card` is None for a person's own data; `steps` is settled."""
+    """What one run trains. `data_spec` is None for a person's own data; `steps` is settled."""
 
     config: RunConfig
-    card: DataCard | None
+    data_spec: DataSpec | None
     train: SampleSet
     heldout: SampleSet | None
     loss: Loss
     steps: int
-    schedule: Factor
+    schedule: LrFactor
 
     @property
-    def epochs(self) -> Epochs:
-        return _epochs(self.config, len(self.train))
+    def epochs(self) -> EpochLayout:
+        return _make_epochs(self.config, len(self.train))
 
     @property
-    def counts_vary(self) -> bool:
+    def has_varying_counts(self) -> bool:
         """Whether the number of targets of a batch is known only after its forward, so that ranks must
         agree on it.
         """
-        if self.card is None or self.card.may_mask:
+        if self.data_spec is None or self.data_spec.may_mask:
             return True
         return self.config.loss.use not in ("cross_entropy", "mse")
 
     @property
     def has_classes(self) -> bool:
         """Whether accuracy means something: targets name classes. Next tokens do not."""
-        return self.card is None or self.card.classes is not None
+        return self.data_spec is None or self.data_spec.classes is not None
 
     def build_model(self) -> nn.Module:
         """The model, seeded: the same weights whoever builds it.
@@ -69,7 +69,7 @@ class Workload:
         Raises: ModelError.
         """
         torch.manual_seed(self.config.train.seed)
-        model = _model(self.config, self.card, self.train)
+        model = _build_model(self.config, self.data_spec, self.train)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ModelError(
                 phrase("The model has no parameter that can be trained."),
@@ -88,13 +88,13 @@ class Workload:
         chosen = self.config.train.optimizer
         options = {key: tuple(v) if isinstance(v, list) else v for key, v in chosen.options.items()}
         if user_code.is_user_code(chosen.use):
-            make = user_code.build_optimizer_class(chosen.use, _folder(self.config))
+            make = user_code.build_optimizer_class(chosen.use, _config_folder(self.config))
         else:
             make = OPTIMIZERS[chosen.use].load()
         try:
             if make.__module__.startswith("torch.optim."):
-                return make(_by_layout(parameters), **options)
-            return _with_hooks(make(parameters, **options))
+                return make(_group_by_mesh(parameters), **options)
+            return _add_hook_tables(make(parameters, **options))
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 phrase("train.optimizer {optimizer}: {error}.", optimizer=chosen.use, error=error),
@@ -103,7 +103,7 @@ class Workload:
             ) from None
 
 
-def _with_hooks(optimizer: Optimizer) -> Optimizer:
+def _add_hook_tables(optimizer: Optimizer) -> Optimizer:
     """With what torch's constructor makes, which one that wraps another may never have called."""
     if "_optimizer_step_pre_hooks" not in vars(optimizer):
         vars(optimizer).setdefault("defaults", {})
@@ -111,7 +111,7 @@ def _with_hooks(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def _by_layout(parameters: Iterable[nn.Parameter]) -> list[Any]:
+def _group_by_mesh(parameters: Iterable[nn.Parameter]) -> list[Any]:
     """Weights for torch's optimizers, in groups where some are whole and some lie in slices: its kernels for
     many tensors at once (foreach, fused) take those of one kind."""
     groups: dict[Any, list[nn.Parameter]] = {}
@@ -121,11 +121,11 @@ def _by_layout(parameters: Iterable[nn.Parameter]) -> list[Any]:
     return lists[0] if len(lists) == 1 else [{"params": weights} for weights in lists]
 
 
-def _folder(config: RunConfig) -> Path:
+def _config_folder(config: RunConfig) -> Path:
     return Path(config.folder or ".")
 
 
-def source(config: RunConfig) -> DataSource | None:
+def data_source(config: RunConfig) -> DataSource | None:
     """The catalogue's data set with its arguments; None for a person's own."""
     if user_code.is_user_code(config.data.use):
         return None
@@ -133,7 +133,7 @@ def source(config: RunConfig) -> DataSource | None:
     if config.data.use == "text" and "context" not in args and "context" in config.model.args:
         args["context"] = config.model.args["context"]
     if config.data.use == "synthetic":
-        return Synthetic(args, spec_for(config.model.use, config.model.args))
+        return Synthetic(args, input_spec(config.model.use, config.model.args))
     made: DataSource = DATA[config.data.use].load()(args)
     return made
 
@@ -143,7 +143,7 @@ def prepare(config: RunConfig) -> None:
 
     Raises: DataError.
     """
-    data = source(config)
+    data = data_source(config)
     if data is not None:
         data.prepare()
 
@@ -153,29 +153,29 @@ def load(config: RunConfig) -> Workload:
 
     Raises: DataError, ModelError, ConfigError.
     """
-    data = source(config)
+    data = data_source(config)
     if data is None:
         card = None
-        train, heldout = user_code.build_data(config.data.use, config.data.args, _folder(config))
+        train, heldout = user_code.build_data(config.data.use, config.data.args, _config_folder(config))
     else:
         card = data.describe()
         train, heldout = data.load()
-    return _workload(config, card, train, heldout)
+    return _make_workload(config, card, train, heldout)
 
 
-def one_sample(dataset: SampleSet, index: int) -> Any:
+def read_user_sample(dataset: SampleSet, index: int) -> Any:
     """A sample of a person's own data as a batch of one, as the data set gives it."""
-    return as_given(one_batch(dataset, [index]))
+    return merge_sample(read_samples(dataset, [index]))
 
 
-def as_given(batch: tuple[Any, Any]) -> Any:
+def merge_sample(batch: tuple[Any, Any]) -> Any:
     """The dict of which a loader made (inputs, targets), or these."""
     inputs, targets = batch
     is_one = isinstance(inputs, dict) and targets is inputs.get("labels", inputs)
     return inputs if is_one else batch
 
 
-def load_shapes(
+def load_without_data(
     config: RunConfig,
     stand_in: Callable[[Any, int], SampleSet],
     of_own: Callable[[SampleSet], SampleSet],
@@ -186,31 +186,31 @@ def load_shapes(
     `sample` is one sample as a batch, (1, ...) for each tensor, with shapes and dtypes only, from the data's
     card.
     """
-    data = source(config)
+    data = data_source(config)
     if data is None:
-        train, _ = user_code.build_data(config.data.use, config.data.args, _folder(config))
-        return _workload(config, None, of_own(train), None)
+        train, _ = user_code.build_data(config.data.use, config.data.args, _config_folder(config))
+        return _make_workload(config, None, of_own(train), None)
     card = data.describe()
     sample = (
         torch.empty((1, *card.input_shape), dtype=card.input_dtype, device="meta"),
         torch.empty((1, *card.target_shape), dtype=card.target_dtype, device="meta"),
     )
     num_samples = card.train_samples or config.train.global_batch
-    return _workload(config, card, stand_in(sample, num_samples), None)
+    return _make_workload(config, card, stand_in(sample, num_samples), None)
 
 
-def _workload(
-    config: RunConfig, card: DataCard | None, train: SampleSet, heldout: SampleSet | None
+def _make_workload(
+    config: RunConfig, card: DataSpec | None, train: SampleSet, heldout: SampleSet | None
 ) -> Workload:
-    if card is not None and (problem := _mismatch(config, card) or _too_few(config, card)):
+    if card is not None and (problem := _find_mismatch(config, card) or _find_too_few(config, card)):
         raise problem
-    steps = _steps(config, len(train))
+    steps = _num_steps(config, len(train))
     options = config.train.schedule.options
-    schedule: Factor = SCHEDULES[config.train.schedule.use].load()(steps, **options)
-    return Workload(config, card, train, heldout, loss_of(config, card), steps, schedule)
+    schedule: LrFactor = SCHEDULES[config.train.schedule.use].load()(steps, **options)
+    return Workload(config, card, train, heldout, make_loss(config, card), steps, schedule)
 
 
-def _steps(config: RunConfig, num_samples: int) -> int:
+def _num_steps(config: RunConfig, num_samples: int) -> int:
     train = config.train
     if num_samples < train.global_batch:
         raise DataError(
@@ -224,34 +224,34 @@ def _steps(config: RunConfig, num_samples: int) -> int:
             advice=phrase(
                 "Use a global batch of at most {num_samples}, or more data.", num_samples=num_samples
             ),
-            cure={"train.global_batch": num_samples},
+            changes={"train.global_batch": num_samples},
         )
     if train.epochs is not None:
-        return train.epochs * _epochs(config, num_samples).steps
+        return train.epochs * _make_epochs(config, num_samples).steps
     return train.steps or DEFAULT_STEPS
 
 
-def _epochs(config: RunConfig, num_samples: int) -> Epochs:
-    return Epochs(num_samples, config.train.global_batch, keep_last=config.data.last == "keep")
+def _make_epochs(config: RunConfig, num_samples: int) -> EpochLayout:
+    return EpochLayout(num_samples, config.train.global_batch, keep_last=config.data.last == "keep")
 
 
-def loss_of(config: RunConfig, card: DataCard | None) -> Loss:
+def make_loss(config: RunConfig, card: DataSpec | None) -> Loss:
     """The loss of a configuration; one of the model starts without what it has found out about counts."""
     use = config.loss.use
     if user_code.is_user_code(use):
-        return own_loss(use, user_code.build_loss(use, _folder(config)))
+        return user_loss(use, user_code.build_loss(use, _config_folder(config)))
     if use == "cross_entropy":
         return cross_entropy(may_mask=card is None or card.may_mask)
     made: Loss = LOSSES[use].load()()
     return made
 
 
-def _model(config: RunConfig, card: DataCard | None, train: SampleSet) -> nn.Module:
+def _build_model(config: RunConfig, card: DataSpec | None, train: SampleSet) -> nn.Module:
     use = config.model.use
     if user_code.is_user_code(use):
-        return user_code.build_model(use, config.model.args, _folder(config))
-    args = {**_follows(config, card, train), **config.model.args}
-    missing = [name for name in _NEEDS[use] if name not in args]
+        return user_code.build_model(use, config.model.args, _config_folder(config))
+    args = {**_infer_args(config, card, train), **config.model.args}
+    missing = [name for name in _REQUIRED_ARGS[use] if name not in args]
     if missing:
         names = ", ".join(missing)
         raise ModelError(
@@ -263,27 +263,27 @@ def _model(config: RunConfig, card: DataCard | None, train: SampleSet) -> nn.Mod
     return model
 
 
-_NEEDS = {"mlp": ("inputs", "classes"), "gpt": ("vocabulary",), "resnet": ("classes", "in_channels")}
+_REQUIRED_ARGS = {"mlp": ("inputs", "classes"), "gpt": ("vocabulary",), "resnet": ("classes", "in_channels")}
 
 
-def _follows(config: RunConfig, card: DataCard | None, train: SampleSet) -> dict[str, int]:
+def _infer_args(config: RunConfig, card: DataSpec | None, train: SampleSet) -> dict[str, int]:
     """Arguments of a catalogue model that follow from the data."""
     if card is None:
         inputs, _ = first_batch(train, 1)
         shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
         known = {"inputs": math.prod(shape), "in_channels": shape[0]} if shape else {}
-        return {name: value for name, value in known.items() if name in _NEEDS[config.model.use]}
+        return {name: value for name, value in known.items() if name in _REQUIRED_ARGS[config.model.use]}
     found: dict[str, Callable[[], int | None]] = {
         "inputs": lambda: math.prod(card.input_shape),
         "classes": lambda: card.classes or card.vocabulary,
         "vocabulary": lambda: card.vocabulary,
         "in_channels": lambda: card.input_shape[0],
     }
-    values = {name: found[name]() for name in _NEEDS[config.model.use]}
+    values = {name: found[name]() for name in _REQUIRED_ARGS[config.model.use]}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _mismatch(config: RunConfig, card: DataCard) -> ModelError | None:
+def _find_mismatch(config: RunConfig, card: DataSpec) -> ModelError | None:
     """A catalogue model on catalogue data that it cannot read."""
     use, data = config.model.use, config.data.use
     fits = {
@@ -311,14 +311,14 @@ def _mismatch(config: RunConfig, card: DataCard) -> ModelError | None:
     return ModelError(
         told,
         path="model.use",
-        advice=phrase("Use data.use = {better}, or another model.", better=one_of(better)),
-        cure={"data.use": "digits" if "digits" in better else better[0]},
+        advice=phrase("Use data.use = {better}, or another model.", better=format_choices(better)),
+        changes={"data.use": "digits" if "digits" in better else better[0]},
     )
 
 
-def _too_few(config: RunConfig, card: DataCard) -> ModelError | None:
+def _find_too_few(config: RunConfig, card: DataSpec) -> ModelError | None:
     """A catalogue model that is told fewer classes or tokens than its data has; more are no harm."""
-    if config.model.use not in _NEEDS:
+    if config.model.use not in _REQUIRED_ARGS:
         return None
     known = {"classes": card.classes, "vocabulary": card.vocabulary}
     for name, least in known.items():
@@ -343,36 +343,38 @@ def _too_few(config: RunConfig, card: DataCard) -> ModelError | None:
 # A factor function is data that the loop calls and a plot can draw; step counts from 0. `warmup` steps rise
 # linearly from 1/warmup.
 
-Factor = Callable[[int], float]
-Schedule = Callable[..., Factor]
+LrFactor = Callable[[int], float]
+Schedule = Callable[..., LrFactor]
 
 
-def _warm(step: int, warmup: int) -> float:
+def _warmup_factor(step: int, warmup: int) -> float:
     return min(1.0, (step + 1) / warmup) if warmup else 1.0
 
 
-def _progress(step: int, steps: int, warmup: int) -> float:
+def _decay_progress(step: int, steps: int, warmup: int) -> float:
     """0 at the end of the warm-up, 1 at the last step."""
     return min(1.0, max(0.0, (step - warmup) / max(1, steps - 1 - warmup)))
 
 
-def constant(steps: int, *, warmup: int = 0) -> Factor:
-    return lambda step: _warm(step, warmup)
+def constant(steps: int, *, warmup: int = 0) -> LrFactor:
+    return lambda step: _warmup_factor(step, warmup)
 
 
-def cosine(steps: int, *, warmup: int = 0, final: float = 0.0) -> Factor:
+def cosine(steps: int, *, warmup: int = 0, final: float = 0.0) -> LrFactor:
     def factor(step: int) -> float:
-        wave = 0.5 * (1 + math.cos(math.pi * _progress(step, steps, warmup)))
-        return _warm(step, warmup) * (final + (1 - final) * wave)
+        wave = 0.5 * (1 + math.cos(math.pi * _decay_progress(step, steps, warmup)))
+        return _warmup_factor(step, warmup) * (final + (1 - final) * wave)
 
     return factor
 
 
-def linear(steps: int, *, warmup: int = 0, final: float = 0.0) -> Factor:
-    return lambda step: _warm(step, warmup) * (1 - (1 - final) * _progress(step, steps, warmup))
+def linear(steps: int, *, warmup: int = 0, final: float = 0.0) -> LrFactor:
+    return lambda step: (
+        _warmup_factor(step, warmup) * (1 - (1 - final) * _decay_progress(step, steps, warmup))
+    )
 
 
-def one_cycle(steps: int, *, rise: float = 0.3) -> Factor:
+def one_cycle(steps: int, *, rise: float = 0.3) -> LrFactor:
     """Up from 1/25 along half a cosine, then down to 1e-4 of it.
 
     Source: Smith and Topin, Super-Convergence, 2018.
@@ -381,11 +383,11 @@ def one_cycle(steps: int, *, rise: float = 0.3) -> Factor:
 
     def factor(step: int) -> float:
         if step < top:
-            return _between(1 / 25, 1.0, step / top)
-        return _between(1.0, 1 / 25e4, _progress(step, steps, top))
+            return _interpolate_cosine(1 / 25, 1.0, step / top)
+        return _interpolate_cosine(1.0, 1 / 25e4, _decay_progress(step, steps, top))
 
     return factor
 
 
-def _between(start: float, end: float, share: float) -> float:
+def _interpolate_cosine(start: float, end: float, share: float) -> float:
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * share))

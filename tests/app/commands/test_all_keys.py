@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 from tests.helpers.app_window import close_app, open_app
 
 
-def test_no_key_means_two_things_at_once(qtbot: QtBot, tmp_path: Path) -> None:
+def test_no_key_is_bound_to_two_commands_in_one_context(qtbot: QtBot, tmp_path: Path) -> None:
     app = open_app(tmp_path / "workspace")
     found = defaultdict(list)
     for command in app.window.commands:

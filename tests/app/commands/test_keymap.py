@@ -15,7 +15,7 @@ from rankdeck_app.commands.table import Command, CommandTable, Context
 CTRL = Qt.KeyboardModifier.ControlModifier
 
 
-class Board:
+class KeymapWindow:
     """A window with a text field, a command table and its shortcuts; `ran` notes the commands."""
 
     def __init__(self, path: Path) -> None:
@@ -35,8 +35,8 @@ class Board:
 
 
 @pytest.fixture
-def board(qtbot: QtBot, tmp_path: Path) -> Board:
-    board = Board(tmp_path / "keymap.toml")
+def board(qtbot: QtBot, tmp_path: Path) -> KeymapWindow:
+    board = KeymapWindow(tmp_path / "keymap.toml")
     qtbot.addWidget(board.widget)
     with qtbot.waitActive(board.widget):
         board.widget.show()
@@ -44,20 +44,20 @@ def board(qtbot: QtBot, tmp_path: Path) -> Board:
     return board
 
 
-def test_keys_and_sequences_are_each_others_inverse(qapp: QApplication) -> None:
+def test_keys_and_sequences_round_trip(qapp: QApplication) -> None:
     for keys in ("Ctrl+B", "Ctrl+K Ctrl+S", "Ctrl+\\", "Ctrl+,", "F1", "Ctrl+K Z", "Escape Escape"):
         sequence = to_sequence(keys)
         assert sequence.count() == len(keys.split())
         assert to_sequence(to_keys(sequence)) == sequence
 
 
-def test_a_key_runs_its_command(qtbot: QtBot, board: Board) -> None:
+def test_a_key_runs_its_command(qtbot: QtBot, board: KeymapWindow) -> None:
     board.add("a", "Ctrl+B")
     qtbot.keyClick(board.field, Qt.Key.Key_B, CTRL)
     assert board.ran == ["a"]
 
 
-def test_a_chord_runs_after_both_strokes_even_in_a_text_field(qtbot: QtBot, board: Board) -> None:
+def test_a_chord_runs_after_both_strokes_even_in_a_text_field(qtbot: QtBot, board: KeymapWindow) -> None:
     board.add("a", "Ctrl+K Ctrl+S")
     board.add("b", "Ctrl+K Z")
     board.field.setText("some text")
@@ -74,7 +74,7 @@ def test_a_chord_runs_after_both_strokes_even_in_a_text_field(qtbot: QtBot, boar
     assert strokes == ["Ctrl+K", "", "Ctrl+K", ""]
 
 
-def test_a_chord_that_leads_nowhere_is_forgotten(qtbot: QtBot, board: Board) -> None:
+def test_an_unknown_chord_is_dropped(qtbot: QtBot, board: KeymapWindow) -> None:
     board.add("a", "Ctrl+K Ctrl+S")
     board.add("b", "Ctrl+B")
     qtbot.keyClick(board.field, Qt.Key.Key_K, CTRL)
@@ -83,7 +83,7 @@ def test_a_chord_that_leads_nowhere_is_forgotten(qtbot: QtBot, board: Board) -> 
     assert board.ran == ["b"]
 
 
-def test_a_text_field_keeps_its_own_keys(qtbot: QtBot, board: Board) -> None:
+def test_a_text_field_keeps_its_own_keys(qtbot: QtBot, board: KeymapWindow) -> None:
     board.add("a", "Ctrl+A", "A")
     board.field.setText("abc")
     qtbot.keyClick(board.field, Qt.Key.Key_A, CTRL)
@@ -91,7 +91,7 @@ def test_a_text_field_keeps_its_own_keys(qtbot: QtBot, board: Board) -> None:
     assert board.ran == []
 
 
-def test_one_key_means_the_command_that_applies(qtbot: QtBot, board: Board) -> None:
+def test_one_key_runs_the_command_whose_context_holds(qtbot: QtBot, board: KeymapWindow) -> None:
     board.add("a", "Ctrl+B", when="!running")
     board.add("b", "Ctrl+B", when="running")
     qtbot.keyClick(board.field, Qt.Key.Key_B, CTRL)
@@ -100,7 +100,7 @@ def test_one_key_means_the_command_that_applies(qtbot: QtBot, board: Board) -> N
     assert board.ran == ["a", "b"]
 
 
-def test_new_keys_work_at_once_and_after_a_restart(qtbot: QtBot, board: Board, tmp_path: Path) -> None:
+def test_new_keys_work_at_once_and_after_a_restart(qtbot: QtBot, board: KeymapWindow, tmp_path: Path) -> None:
     board.add("a", "Ctrl+B")
     board.keymap.set_keys("a", ("Ctrl+K B", "F7"))
     qtbot.keyClick(board.field, Qt.Key.Key_B, CTRL)
@@ -114,30 +114,30 @@ def test_new_keys_work_at_once_and_after_a_restart(qtbot: QtBot, board: Board, t
     assert tomllib.loads((tmp_path / "keymap.toml").read_text()) == {}
 
 
-def test_an_empty_list_takes_the_keys_away(qtbot: QtBot, board: Board) -> None:
+def test_an_empty_list_removes_the_keys(qtbot: QtBot, board: KeymapWindow) -> None:
     board.add("a", "Ctrl+B")
     board.keymap.set_keys("a", ())
     qtbot.keyClick(board.field, Qt.Key.Key_B, CTRL)
     assert board.ran == [] and board.keymap.text_for("a") == ""
 
 
-def test_a_suspended_keymap_runs_nothing(qtbot: QtBot, board: Board) -> None:
+def test_a_suspended_keymap_runs_nothing(qtbot: QtBot, board: KeymapWindow) -> None:
     board.add("a", "Ctrl+B")
-    board.shortcuts.suspend(True)
+    board.shortcuts.set_suspended(True)
     qtbot.keyClick(board.field, Qt.Key.Key_B, CTRL)
-    board.shortcuts.suspend(False)
+    board.shortcuts.set_suspended(False)
     assert board.ran == []
 
 
-def test_who_else_has_the_keys_is_known(qapp: QApplication, board: Board) -> None:
+def test_commands_with_the_same_keys_are_listed(qapp: QApplication, board: KeymapWindow) -> None:
     board.add("a", "Ctrl+B")
     board.add("b", "Ctrl+K Ctrl+B")
-    assert board.keymap.commands_on("Ctrl+B") == ["a"]
-    assert board.keymap.commands_on("Ctrl+K Ctrl+B") == ["b"]
+    assert board.keymap.commands_with_keys("Ctrl+B") == ["a"]
+    assert board.keymap.commands_with_keys("Ctrl+K Ctrl+B") == ["b"]
 
 
 @pytest.mark.parametrize("text", ["a = [", '"a" = "Ctrl+B"', '"a" = ["Nonsense+Q"]'])
-def test_a_file_that_cannot_be_used_is_told_and_the_defaults_hold(
+def test_an_invalid_keymap_is_reported_and_the_defaults_apply(
     qapp: QApplication, tmp_path: Path, text: str
 ) -> None:
     path = tmp_path / "keymap.toml"

@@ -4,10 +4,10 @@ import pytest
 
 from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.table import Command, CommandTable, Context
-from rankdeck_app.language import pseudo
+from rankdeck_app.language import pseudolocalize
 
 
-def test_a_command_runs_only_while_its_when_holds() -> None:
+def test_a_command_runs_only_while_its_when_clause_is_true() -> None:
     context, ran = Context(), list[str]()
     table = CommandTable(context)
     table.register(Command("run.stop", "Run: Stop", lambda: ran.append("stop"), when="alive"))
@@ -19,17 +19,20 @@ def test_a_command_runs_only_while_its_when_holds() -> None:
 
 
 @pytest.mark.usefixtures("made_up")
-def test_a_title_has_its_label_in_another_language_too() -> None:
+def test_a_translated_title_has_a_label() -> None:
     row = Command("view.group2", phrase("View: Focus Group {number}", number=2), lambda: None)
     assert row.title == "View: Focus Group 2"
-    assert (row.shown, row.label) == (pseudo("View: Focus Group 2"), pseudo("Focus Group 2"))
+    assert (row.display_title, row.label) == (
+        pseudolocalize("View: Focus Group 2"),
+        pseudolocalize("Focus Group 2"),
+    )
 
 
 def test_an_unknown_command_does_not_run() -> None:
     assert not CommandTable(Context()).run("no.such")
 
 
-def test_who_listens_hears_what_ran_and_what_came() -> None:
+def test_signals_report_runs_and_registrations() -> None:
     table = CommandTable(Context())
     heard: list[str] = []
     table.ran.connect(heard.append)
@@ -39,18 +42,18 @@ def test_who_listens_hears_what_ran_and_what_came() -> None:
     assert heard == ["changed", "a.b"] and "a.b" in table
 
 
-def test_what_comes_together_is_told_once_at_the_end() -> None:
+def test_a_batch_of_registrations_emits_one_signal() -> None:
     table = CommandTable(Context())
     told: list[int] = []
     table.changed.connect(lambda: told.append(len(list(table))))
-    with table.together():
+    with table.batch_changes():
         table.register(Command("a.b", "A: B", lambda: None))
         table.register(Command("a.c", "A: C", lambda: None))
         assert "a.b" in table and not told
     assert told == [2]
 
 
-def test_setting_an_equal_fact_is_silent() -> None:
+def test_setting_an_equal_context_value_emits_no_signal() -> None:
     context, heard = Context(), list[set[str]]()
     context.changed.connect(heard.append)
     context.update({"a": 1, "b": 2})
@@ -59,7 +62,7 @@ def test_setting_an_equal_fact_is_silent() -> None:
     assert heard == [{"a", "b"}, {"b"}]
 
 
-def test_a_second_row_of_one_id_and_a_broken_when_are_errors_of_ours() -> None:
+def test_duplicate_ids_and_invalid_when_clauses_raise() -> None:
     table = CommandTable(Context())
     table.register(Command("a.b", "A: B", lambda: None))
     with pytest.raises(AssertionError, match="registered twice"):
@@ -84,9 +87,9 @@ def test_a_second_row_of_one_id_and_a_broken_when_are_errors_of_ours() -> None:
         ("!count", True),
     ],
 )
-def test_facts_are_joined_and_an_unknown_one_does_not_hold(when: str, applies: bool) -> None:
+def test_when_clauses_combine_keys_and_unknown_keys_are_false(when: str, applies: bool) -> None:
     context = Context()
     context.update({"a": True, "b": False, "count": 0, "page.kind": "x"})
     table = CommandTable(context)
     table.register(Command("a.b", "A: B", lambda: None, when=when))
-    assert table.enabled("a.b") is applies
+    assert table.is_enabled("a.b") is applies

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QLineEdit, QVBoxLayout
 
 from rankdeck_app.shell.keys_page import KeysPage
 from rankdeck_app.shell.notifications_page import NotificationsPage
-from rankdeck_app.shell.page import Page, PageAction, PageUnavailable
+from rankdeck_app.shell.page import Page, PageAction, PageUnavailableError
 from rankdeck_app.shell.window import MainWindow
 
 
@@ -17,24 +17,24 @@ class NotePage(Page):
 
     def __init__(self, page_id: str) -> None:
         if page_id.startswith("note:gone"):
-            raise PageUnavailable(f"{page_id} is gone. Open another one.")
+            raise PageUnavailableError(f"{page_id} is gone. Open another one.")
         super().__init__(page_id, title=page_id.split(":")[1].title(), icon="note")
-        self.field = QLineEdit()
-        QVBoxLayout(self).addWidget(self.field)
-        self.setFocusProxy(self.field)
-        self.pressed: list[str] = []
+        self.text_field = QLineEdit()
+        QVBoxLayout(self).addWidget(self.text_field)
+        self.setFocusProxy(self.text_field)
+        self.run_actions: list[str] = []
 
     def breadcrumbs(self) -> list[str]:
         return ["notes", self.title]
 
     def tab_actions(self) -> list[PageAction]:
-        return [PageAction("save", "Save Note", lambda: self.pressed.append("save"))]
+        return [PageAction("save", "Save Note", lambda: self.run_actions.append("save"))]
 
     def save_state(self) -> dict[str, Any]:
-        return {"text": self.field.text()}
+        return {"text": self.text_field.text()}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        self.field.setText(state["text"])
+        self.text_field.setText(state["text"])
 
 
 def add_frame_pages(window: MainWindow) -> None:

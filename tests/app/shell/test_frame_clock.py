@@ -8,7 +8,7 @@ from pytestqt.qtbot import QtBot
 from rankdeck_app.shell.frame_clock import FrameClock
 
 
-class Counter(QObject):
+class FrameCounter(QObject):
     def __init__(self) -> None:
         super().__init__()
         self.frames = 0
@@ -17,8 +17,8 @@ class Counter(QObject):
         self.frames += 1
 
 
-def test_the_clock_runs_only_while_somebody_wants_frames(qtbot: QtBot) -> None:
-    clock, counter = FrameClock(60), Counter()
+def test_the_clock_runs_only_with_subscribers(qtbot: QtBot) -> None:
+    clock, counter = FrameClock(60), FrameCounter()
     assert not clock._timer.isActive()
     clock.subscribe(counter.on_frame)
     qtbot.waitUntil(lambda: counter.frames >= 3)
@@ -30,15 +30,15 @@ def test_the_clock_runs_only_while_somebody_wants_frames(qtbot: QtBot) -> None:
     assert counter.frames == seen
 
 
-def test_a_subscriber_that_is_gone_leaves_the_clock(qtbot: QtBot) -> None:
-    clock, counter = FrameClock(60), Counter()
+def test_a_collected_subscriber_is_removed(qtbot: QtBot) -> None:
+    clock, counter = FrameClock(60), FrameCounter()
     clock.subscribe(counter.on_frame)
     del counter
     qtbot.waitUntil(lambda: not clock._timer.isActive())
 
 
-def test_a_deleted_widget_leaves_the_clock(qtbot: QtBot) -> None:
-    clock, counter = FrameClock(60), Counter()
+def test_a_deleted_widget_is_removed(qtbot: QtBot) -> None:
+    clock, counter = FrameClock(60), FrameCounter()
     clock.subscribe(counter.on_frame)
     counter.deleteLater()
     qtbot.waitUntil(lambda: not clock._timer.isActive())
@@ -56,7 +56,7 @@ def test_a_hidden_window_gets_ten_frames_a_second(qtbot: QtBot) -> None:
     clock.stop()
 
 
-def test_a_frame_lasts_until_its_painting_is_done(qtbot: QtBot) -> None:
+def test_a_frame_time_includes_painting(qtbot: QtBot) -> None:
     class Slow(QWidget):
         def paintEvent(self, event: QPaintEvent) -> None:
             end = QApplication.instance()
@@ -78,7 +78,7 @@ def test_a_frame_lasts_until_its_painting_is_done(qtbot: QtBot) -> None:
     assert stats.p99_ms >= stats.p50_ms
 
 
-def test_measurements_are_told_and_their_end_too(qtbot: QtBot) -> None:
+def test_measurements_and_their_end_are_signalled(qtbot: QtBot) -> None:
     clock, told = FrameClock(60), list[object]()
     clock.measured.connect(told.append)
     clock.subscribe(lambda: None)

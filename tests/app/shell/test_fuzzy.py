@@ -15,18 +15,18 @@ from rankdeck_app.shell.fuzzy import fuzzy_match
         ("gpdp", "gpt-dp"),
     ],
 )
-def test_letters_at_word_starts_or_in_runs_match(query: str, text: str) -> None:
+def test_letters_match_at_word_starts_and_in_sequences(query: str, text: str) -> None:
     assert fuzzy_match(query, text) is not None
 
 
 @pytest.mark.parametrize(
     ("query", "text"), [("str", "View: Focus Next Part"), ("xyz", "View: Split"), ("run stop x", "Run: Stop")]
 )
-def test_letters_anywhere_do_not(query: str, text: str) -> None:
+def test_scattered_letters_do_not_match(query: str, text: str) -> None:
     assert fuzzy_match(query, text) is None
 
 
-def test_a_whole_word_beats_initials_and_a_short_title_a_long_one() -> None:
+def test_whole_words_and_short_titles_score_higher() -> None:
     def score(text: str) -> int:
         match = fuzzy_match("stop", text)
         assert match is not None
@@ -36,6 +36,6 @@ def test_a_whole_word_beats_initials_and_a_short_title_a_long_one() -> None:
     assert score("Run: Stop") > score("Run: Stop All Ranks")
 
 
-def test_the_places_are_those_of_the_letters() -> None:
+def test_positions_are_those_of_the_matched_letters() -> None:
     match = fuzzy_match("spr", "Split Right")
-    assert match is not None and match.at == (0, 1, 6)
+    assert match is not None and match.positions == (0, 1, 6)

@@ -15,16 +15,16 @@ CTRL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModi
 NONE = Qt.KeyboardModifier.NoModifier
 
 
-def listed(window: MainWindow) -> list[str]:
-    return [row.item.label for row in window.switcher.model.rows]
+def listed_titles(window: MainWindow) -> list[str]:
+    return [row.item.label for row in window.tab_switcher.model.rows]
 
 
-def let_go(window: MainWindow) -> None:
+def release_ctrl(window: MainWindow) -> None:
     release = QKeyEvent(QKeyEvent.Type.KeyRelease, Qt.Key.Key_Control, NONE)
     QApplication.sendEvent(QApplication.focusWidget() or window, release)
 
 
-def in_front(window: MainWindow) -> str:
+def active_page_id(window: MainWindow) -> str:
     return str(window.context.get("activePageId"))
 
 
@@ -35,63 +35,63 @@ def pages(window: MainWindow) -> MainWindow:
     return window
 
 
-def test_ctrl_tab_and_back_goes_between_two(qtbot: QtBot, pages: MainWindow) -> None:
+def test_ctrl_tab_switches_between_two_tabs(qtbot: QtBot, pages: MainWindow) -> None:
     for wanted in ("note:b", "note:c", "note:b"):
         qtbot.keyClick(pages, Qt.Key.Key_Tab, CTRL)
-        assert pages.switcher.isVisible()
-        let_go(pages)
-        assert not pages.switcher.isVisible() and in_front(pages) == wanted
+        assert pages.tab_switcher.isVisible()
+        release_ctrl(pages)
+        assert not pages.tab_switcher.isVisible() and active_page_id(pages) == wanted
         page = pages.editor.active_page()
         assert page is not None and page.isAncestorOf(QApplication.focusWidget())
 
 
-def test_held_it_walks_and_shift_walks_back(qtbot: QtBot, pages: MainWindow) -> None:
+def test_holding_ctrl_steps_through_the_tabs(qtbot: QtBot, pages: MainWindow) -> None:
     pages.editor.open("note:a", NotePage)
     qtbot.keyClick(pages, Qt.Key.Key_Tab, CTRL)
-    assert listed(pages) == ["A", "C", "B"]
-    box = pages.switcher
+    assert listed_titles(pages) == ["A", "C", "B"]
+    box = pages.tab_switcher
     qtbot.keyPress(box, Qt.Key.Key_Tab, CTRL)
-    assert box.list.currentIndex().data() == "B" and in_front(pages) == "note:a"
+    assert box.list.currentIndex().data() == "B" and active_page_id(pages) == "note:a"
     qtbot.keyPress(box, Qt.Key.Key_Backtab, CTRL | SHIFT)
     assert box.list.currentIndex().data() == "C"
     for _ in range(2):
         qtbot.keyPress(box, Qt.Key.Key_Tab, CTRL)
     assert box.list.currentIndex().data() == "A"
     qtbot.keyPress(box, Qt.Key.Key_Down, CTRL)
-    let_go(pages)
-    assert in_front(pages) == "note:c"
+    release_ctrl(pages)
+    assert active_page_id(pages) == "note:c"
 
 
-def test_ctrl_shift_tab_begins_with_the_oldest(qtbot: QtBot, pages: MainWindow) -> None:
+def test_ctrl_shift_tab_starts_with_the_oldest(qtbot: QtBot, pages: MainWindow) -> None:
     qtbot.keyClick(pages, Qt.Key.Key_Tab, CTRL | SHIFT)
-    assert pages.switcher.list.currentIndex().data() == "A"
-    qtbot.keyClick(pages.switcher, Qt.Key.Key_Escape)
-    assert in_front(pages) == "note:c" and not pages.switcher.isVisible()
+    assert pages.tab_switcher.list.currentIndex().data() == "A"
+    qtbot.keyClick(pages.tab_switcher, Qt.Key.Key_Escape)
+    assert active_page_id(pages) == "note:c" and not pages.tab_switcher.isVisible()
 
 
-def test_without_a_held_key_it_waits_for_enter(qtbot: QtBot, pages: MainWindow) -> None:
+def test_without_ctrl_the_switcher_waits_for_enter(qtbot: QtBot, pages: MainWindow) -> None:
     pages.commands.run("editor.openRecent")
-    assert pages.switcher.isVisible()
-    qtbot.keyClick(pages.switcher, Qt.Key.Key_Return)
-    assert in_front(pages) == "note:b"
+    assert pages.tab_switcher.isVisible()
+    qtbot.keyClick(pages.tab_switcher, Qt.Key.Key_Return)
+    assert active_page_id(pages) == "note:b"
 
 
-def test_a_click_elsewhere_leaves_and_one_tab_has_no_list(qtbot: QtBot, pages: MainWindow) -> None:
+def test_a_click_elsewhere_closes_the_switcher(qtbot: QtBot, pages: MainWindow) -> None:
     pages.commands.run("editor.openRecent")
-    pages.title_bar.center.setFocus()
-    assert not pages.switcher.isVisible() and in_front(pages) == "note:c"
+    pages.title_bar.command_center.setFocus()
+    assert not pages.tab_switcher.isVisible() and active_page_id(pages) == "note:c"
     pages.editor.close_page("note:a")
     pages.editor.close_page("note:b")
     assert not pages.commands.run("editor.openRecent")
 
 
-def test_what_was_closed_is_not_listed_and_the_unseen_come_last(qtbot: QtBot, pages: MainWindow) -> None:
+def test_unvisited_tabs_are_listed_last(qtbot: QtBot, pages: MainWindow) -> None:
     pages.editor.close_page("note:b")
     group = pages.editor.active_group
     unseen = type(group.tabs[0])("note:later", NotePage, title="later")
     group.insert(unseen, 0, show=False)
     qtbot.keyClick(pages, Qt.Key.Key_Tab, CTRL)
-    assert listed(pages) == ["C", "A", "later"] and unseen.page is None
-    qtbot.keyPress(pages.switcher, Qt.Key.Key_Tab, CTRL)
-    let_go(pages)
-    assert in_front(pages) == "note:later"
+    assert listed_titles(pages) == ["C", "A", "later"] and unseen.page is None
+    qtbot.keyPress(pages.tab_switcher, Qt.Key.Key_Tab, CTRL)
+    release_ctrl(pages)
+    assert active_page_id(pages) == "note:later"

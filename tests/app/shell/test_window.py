@@ -10,13 +10,13 @@ from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.shell.frame import WindowState
 from rankdeck_app.shell.notifications_page import NotificationsPage
 from rankdeck_app.shell.panel import PanelTab
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.side_bar import Activity, SideBarView
-from rankdeck_app.shell.toasts import Once
+from rankdeck_app.shell.toasts import OneTimeAction
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.shell.window_state import WindowState
 from tests.app.shell.pages import NotePage, add_frame_pages
 
 CTRL = Qt.KeyboardModifier.ControlModifier
@@ -37,37 +37,37 @@ def compose(window: MainWindow) -> None:
     window.start()
 
 
-def test_everything_comes_back_after_a_restart(qtbot: QtBot, services: Services, make_window: Make) -> None:
+def test_the_whole_state_is_restored_after_a_restart(
+    qtbot: QtBot, services: Services, make_window: Make
+) -> None:
     window = make_window(services, compose)
     window.resize(780, 612)
     page = window.editor.open("note:a")
     assert isinstance(page, NotePage)
-    page.field.setText("kept")
+    page.text_field.setText("kept")
     window.editor.split("right")
     window.show_activity("runs")
-    view = window.side_bar.view("runs")
+    view = window.side_bar.get_view("runs")
     assert isinstance(view, SideBarView)
     view.sections[0].set_open(False)
     window.show_panel("output")
-    window.toggle("panel")
+    window.toggle_part("panel")
     window.columns.setSizes([330, 421])
     side_width = window.side_bar.width()
     window.close()
 
     again = make_window(make_services(), compose)
     assert again.size() == window.size()
-    assert again.side_bar.shown == "runs" and again.side_bar.width() == side_width
-    restored = again.side_bar.view("runs")
-    assert isinstance(restored, SideBarView) and not restored.sections[0].open
-    assert not again.panel.isVisible() and again.panel.shown == "output"
+    assert again.side_bar.current_id == "runs" and again.side_bar.width() == side_width
+    restored = again.side_bar.get_view("runs")
+    assert isinstance(restored, SideBarView) and not restored.sections[0].is_open
+    assert not again.panel.isVisible() and again.panel.current_id == "output"
     assert [len(group.tabs) for group in again.editor.groups()] == [1, 1]
     page = again.editor.active_page()
-    assert isinstance(page, NotePage) and page.field.text() == "kept"
+    assert isinstance(page, NotePage) and page.text_field.text() == "kept"
 
 
-def test_an_app_that_is_killed_has_written_its_layout(
-    qtbot: QtBot, services: Services, make_window: Make
-) -> None:
+def test_the_layout_survives_a_killed_app(qtbot: QtBot, services: Services, make_window: Make) -> None:
     window = make_window(services, compose)
     window.editor.open("note:a")
     path = services.state_folder / "window.json"
@@ -79,17 +79,17 @@ def test_an_app_that_is_killed_has_written_its_layout(
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"columns": ["x", 2], "visible": 3, "editor": [], "geometry": "zz"}']
 )
-def test_a_broken_state_file_opens_the_window_as_on_the_first_day(
+def test_an_invalid_state_file_opens_the_default_window(
     services: Services, make_window: Make, text: str
 ) -> None:
     services.state_folder.mkdir(parents=True)
     (services.state_folder / "window.json").write_text(text)
     window = make_window(services, compose)
     assert window.side_bar.isVisible() and window.panel.isVisible()
-    assert window.side_bar.shown == "launch"
+    assert window.side_bar.current_id == "launch"
 
 
-def test_tabs_stay_away_when_the_person_wants_that(services: Services, make_window: Make) -> None:
+def test_tabs_are_not_restored_when_the_setting_is_off(services: Services, make_window: Make) -> None:
     window = make_window(services, compose)
     window.editor.open("note:a")
     window.close()
@@ -98,7 +98,7 @@ def test_tabs_stay_away_when_the_person_wants_that(services: Services, make_wind
     assert make_window(services, compose).editor.pages() == []
 
 
-def test_a_state_that_cannot_be_written_is_told_once(services: Services, make_window: Make) -> None:
+def test_an_unwritable_state_file_is_reported_once(services: Services, make_window: Make) -> None:
     window = make_window(services, compose)
     path = services.state_folder
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,39 +110,39 @@ def test_a_state_that_cannot_be_written_is_told_once(services: Services, make_wi
     assert [n.text.split(":")[0] for n in window.toasts.history] == ["The layout cannot be saved"]
 
 
-def test_zen_mode_leaves_nothing_but_the_editor(qtbot: QtBot, services: Services, make_window: Make) -> None:
+def test_zen_mode_shows_only_the_editor(qtbot: QtBot, services: Services, make_window: Make) -> None:
     window = make_window(services, compose)
     window.editor.open("note:a")
     qtbot.keyClick(window, Qt.Key.Key_K, CTRL)
     qtbot.keyClick(window, Qt.Key.Key_Z)
-    bars = (window.title_bar, window.activity_bar, window.side_bar, window.panel, window.status)
+    bars = (window.title_bar, window.activity_bar, window.side_bar, window.panel, window.status_bar)
     assert not any(bar.isVisible() for bar in bars) and window.editor.isVisible()
     qtbot.keyClick(window, Qt.Key.Key_Escape)
     qtbot.keyClick(window, Qt.Key.Key_Escape)
     assert all(bar.isVisible() for bar in bars)
 
 
-def test_ctrl_k_ctrl_s_opens_the_shortcuts_from_within_a_text_field(qtbot: QtBot, window: MainWindow) -> None:
+def test_chords_work_in_a_text_field(qtbot: QtBot, window: MainWindow) -> None:
     add_frame_pages(window)
     page = window.editor.open("note:a", NotePage)
     assert isinstance(page, NotePage)
-    qtbot.keyClick(page.field, Qt.Key.Key_K, CTRL)
-    chord = window.status.item("chord")
+    qtbot.keyClick(page.text_field, Qt.Key.Key_K, CTRL)
+    chord = window.status_bar.item("chord")
     assert chord.text() == "Ctrl+K was pressed, waiting for the second key"
-    qtbot.keyClick(page.field, Qt.Key.Key_S, CTRL)
+    qtbot.keyClick(page.text_field, Qt.Key.Key_S, CTRL)
     assert window.context.get("activePage") == "keys" and chord.isHidden()
 
 
-def test_a_theme_is_chosen_by_keyboard_and_kept(qtbot: QtBot, window: MainWindow) -> None:
+def test_a_theme_chosen_by_keyboard_is_saved(qtbot: QtBot, window: MainWindow) -> None:
     qtbot.keyClick(window, Qt.Key.Key_K, CTRL)
     qtbot.keyClick(window, Qt.Key.Key_T, CTRL)
-    qtbot.keyClicks(window.palette_box.input, "light")
-    qtbot.keyClick(window.palette_box.input, Qt.Key.Key_Return)
-    assert window.theme.name == "Light Modern" == window.status.item("theme").text()
+    qtbot.keyClicks(window.command_palette.input, "light")
+    qtbot.keyClick(window.command_palette.input, Qt.Key.Key_Return)
+    assert window.theme.name == "Light Modern" == window.status_bar.item("theme").text()
     assert make_services().settings.get("theme.name", str) == "Light Modern"
 
 
-def test_a_theme_that_is_gone_is_told_and_the_window_opens(services: Services, make_window: Make) -> None:
+def test_a_missing_theme_is_reported_and_the_window_opens(services: Services, make_window: Make) -> None:
     services.settings.set("theme.name", "/gone/theme.json")
     window = make_window(services)
     QApplication.processEvents()
@@ -150,21 +150,21 @@ def test_a_theme_that_is_gone_is_told_and_the_window_opens(services: Services, m
     assert "/gone/theme.json" in window.toasts.history[0].text
 
 
-def test_f6_walks_through_the_parts(qtbot: QtBot, services: Services, make_window: Make) -> None:
+def test_f6_moves_the_focus_between_parts(qtbot: QtBot, services: Services, make_window: Make) -> None:
     window = make_window(services, compose)
     window.editor.open("note:a")
     seen = []
     for _ in range(5):
         qtbot.keyClick(window, Qt.Key.Key_F6)
         focused = QApplication.focusWidget()
-        parts = (window.editor, window.panel, window.status, window.activity_bar, window.side_bar)
+        parts = (window.editor, window.panel, window.status_bar, window.activity_bar, window.side_bar)
         seen.append(
             next(at for at, part in enumerate(parts) if focused is not None and part.isAncestorOf(focused))
         )
     assert sorted(seen) == [0, 1, 2, 3, 4]
 
 
-def test_the_window_is_called_what_its_page_is_called_now(services: Services, make_window: Make) -> None:
+def test_the_window_title_follows_the_active_page(services: Services, make_window: Make) -> None:
     window = make_window(services, compose)
     first, second = window.editor.open("note:a"), window.editor.open("note:b")
     second.set_title("renamed")
@@ -177,7 +177,7 @@ def test_the_window_is_called_what_its_page_is_called_now(services: Services, ma
     assert window.windowTitle().startswith("in front — ")
 
 
-def test_toasts_follow_the_panel_and_take_a_third_of_the_window(
+def test_toasts_follow_the_panel_and_limit_their_height(
     qtbot: QtBot, services: Services, make_window: Make
 ) -> None:
     window = make_window(services, compose)
@@ -188,7 +188,7 @@ def test_toasts_follow_the_panel_and_take_a_third_of_the_window(
         window.toasts.info(f"notice {number}")
 
     def boxes() -> list[QRect]:
-        return [toast.geometry() for toast in window.toasts.all_shown]
+        return [toast.geometry() for toast in window.toasts.visible_toasts]
 
     def lie_above(part: QWidget) -> bool:
         top = part.mapTo(window, QPoint(0, 0)).y()
@@ -198,72 +198,71 @@ def test_toasts_follow_the_panel_and_take_a_third_of_the_window(
     assert sum(box.height() for box in boxes()) <= 240 and len(window.toasts.history) == 31
     assert not any(one.intersects(other) for one, other in pairwise(boxes()))
     window.commands.run("view.togglePanel")
-    qtbot.waitUntil(lambda: lie_above(window.status))
+    qtbot.waitUntil(lambda: lie_above(window.status_bar))
     window.commands.run("view.togglePanel")
     qtbot.waitUntil(lambda: lie_above(window.panel))
-    window.toasts.clear()
+    window.toasts.dismiss_all()
     window.toasts.show("A long one. " * 200, "warning", [("Do it", lambda: None)])
-    (toast,) = window.toasts.all_shown
+    (toast,) = window.toasts.visible_toasts
     label = max(toast.findChildren(QLabel), key=lambda label: len(label.text()))
-    assert toast.height() <= 240 and label.text().endswith("…") and label.toolTip() == toast.notice.text
+    assert toast.height() <= 240 and label.text().endswith("…") and label.toolTip() == toast.notification.text
 
 
-def test_a_toast_s_button_answers_and_closes_it(qtbot: QtBot, window: MainWindow) -> None:
+def test_a_toast_button_runs_its_action_and_closes_the_toast(qtbot: QtBot, window: MainWindow) -> None:
     answered: list[str] = []
     window.toasts.show("Compare?", "warning", [("Compare", lambda: answered.append("yes"))])
-    (toast,) = window.toasts.all_shown
+    (toast,) = window.toasts.visible_toasts
     button = next(b for b in toast.findChildren(QPushButton) if b.text() == "Compare")
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
-    assert answered == ["yes"] and window.toasts.all_shown == []
+    assert answered == ["yes"] and window.toasts.visible_toasts == []
     assert [notice.text for notice in window.toasts.history] == ["Compare?"]
 
 
-def test_a_toast_leaves_by_itself_unless_it_has_the_focus_or_a_button(
-    qtbot: QtBot, window: MainWindow
-) -> None:
+def test_a_toast_expires_unless_focused_or_with_buttons(qtbot: QtBot, window: MainWindow) -> None:
     window.settings.set("notifications.seconds", 2.0)
     window.toasts.show("Compare?", actions=[("Compare", lambda: None)], key="asks")
     window.toasts.show("stays", key="stays")
     window.toasts.show("bye")
     qtbot.mouseMove(window, QPoint(5, 5))
-    held, asks = window.toasts.shown("stays"), window.toasts.shown("asks")
+    held, asks = window.toasts.find("stays"), window.toasts.find("asks")
     assert held is not None and asks is not None
     button = held.findChildren(QAbstractButton)[0]
     with qtbot.waitActive(window):
         window.activateWindow()
     button.setFocus()
-    qtbot.waitUntil(lambda: window.toasts.all_shown == [asks, held], timeout=5000)
+    qtbot.waitUntil(lambda: window.toasts.visible_toasts == [asks, held], timeout=5000)
     button.clearFocus()
-    qtbot.waitUntil(lambda: window.toasts.all_shown == [asks], timeout=5000)
-    asks.finish()
-    assert window.toasts.all_shown == []
+    qtbot.waitUntil(lambda: window.toasts.visible_toasts == [asks], timeout=5000)
+    asks.dismiss()
+    assert window.toasts.visible_toasts == []
 
 
-def test_more_of_the_same_is_one_toast_and_one_line_of_the_history(window: MainWindow) -> None:
+def test_toasts_of_one_key_replace_each_other(window: MainWindow) -> None:
     for number in range(5):
         window.toasts.show(f"{number} runs are over", key="over")
     window.toasts.info("another")
-    assert [toast.notice.text for toast in window.toasts.all_shown] == ["4 runs are over", "another"]
-    window.toasts.restate("over", "5 runs are over")
-    window.toasts.restate("gone", "nothing")
+    assert [toast.notification.text for toast in window.toasts.visible_toasts] == [
+        "4 runs are over",
+        "another",
+    ]
+    window.toasts.update_text("over", "5 runs are over")
+    window.toasts.update_text("gone", "nothing")
     assert [notice.text for notice in window.toasts.history] == ["5 runs are over", "another"]
-    assert window.status.item("notifications").text() == "2"
-    window.toasts.withdraw("over")
-    assert [toast.notice.text for toast in window.toasts.all_shown] == ["another"]
+    assert window.status_bar.item("notifications").text() == "2"
+    window.toasts.dismiss("over")
+    assert [toast.notification.text for toast in window.toasts.visible_toasts] == ["another"]
 
 
-def test_the_page_of_notifications_has_their_buttons_and_no_toast_beside_it(
-    qtbot: QtBot, window: MainWindow
-) -> None:
+def test_no_toast_is_shown_beside_the_notifications_page(qtbot: QtBot, window: MainWindow) -> None:
     answered: list[str] = []
     add_frame_pages(window)
     window.toasts.show("before", actions=[("Do it", lambda: answered.append("before"))])
     window.commands.run("notifications.show")
     page = window.editor.active_page()
     assert window.toasts.unread == 0 and page is not None
-    qtbot.waitUntil(lambda: page.isVisible() and window.toasts.all_shown == [])
+    qtbot.waitUntil(lambda: page.isVisible() and window.toasts.visible_toasts == [])
     window.toasts.show("after", actions=[("Do it", lambda: answered.append("after"))])
-    assert window.toasts.all_shown == [] and window.toasts.unread == 0
+    assert window.toasts.visible_toasts == [] and window.toasts.unread == 0
     for button in page.findChildren(QPushButton):
         if button.text() == "Do it" and button.isVisible():
             assert button.visibleRegion().boundingRect() == button.rect(), "none is cut"
@@ -271,14 +270,12 @@ def test_the_page_of_notifications_has_their_buttons_and_no_toast_beside_it(
             qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     assert sorted(answered) == ["after", "before"]
     window.editor.close_page(page.page_id)
-    qtbot.waitUntil(lambda: not window.toasts.is_read_elsewhere)
+    qtbot.waitUntil(lambda: not window.toasts.is_history_open)
     window.toasts.info("shown again")
-    assert len(window.toasts.all_shown) == 1
+    assert len(window.toasts.visible_toasts) == 1
 
 
-def test_what_can_be_done_once_is_seen_to_be_done_on_the_toast_and_in_the_list(
-    qtbot: QtBot, window: MainWindow
-) -> None:
+def test_a_one_time_action_is_disabled_everywhere_once_run(qtbot: QtBot, window: MainWindow) -> None:
     done: list[str] = []
     add_frame_pages(window)
     window.commands.run("notifications.show")
@@ -292,8 +289,8 @@ def test_what_can_be_done_once_is_seen_to_be_done_on_the_toast_and_in_the_list(
 
     for name in ("Undo it", "Undo that"):
         window.commands.run("preferences.keys")
-        window.toasts.show(f"{name}?", actions=[(name, Once(lambda name=name: done.append(name)))])  # type: ignore[misc]
-    on_toast = window.toasts.all_shown[0].findChild(QPushButton)
+        window.toasts.show(f"{name}?", actions=[(name, OneTimeAction(lambda name=name: done.append(name)))])  # type: ignore[misc]
+    on_toast = window.toasts.visible_toasts[0].findChild(QPushButton)
     assert on_toast is not None and on_toast.isEnabled()
     on_toast.click()
     assert not on_toast.isEnabled() and not button("Undo it").isEnabled()
@@ -307,9 +304,7 @@ def test_what_can_be_done_once_is_seen_to_be_done_on_the_toast_and_in_the_list(
     assert done[2:] == ["Show", "Show"] and not button("Undo that").isEnabled()
 
 
-def test_notifications_have_one_page_whose_buttons_stand_beside_each_other_where_there_is_room(
-    qtbot: QtBot, window: MainWindow
-) -> None:
+def test_notification_buttons_are_laid_out_in_a_row_if_they_fit(qtbot: QtBot, window: MainWindow) -> None:
     add_frame_pages(window)
     window.resize(800, 600)
     names = ("Open train.py", "Open Race · GPT · 2", "Open what is alive")
@@ -330,12 +325,12 @@ def test_notifications_have_one_page_whose_buttons_stand_beside_each_other_where
     assert min(places()[1]) < 40, "below what they are for, however wide the page is"
     window.toasts.clear_history()
     window.toasts.show("again", key="said")
-    window.toasts.restate("said", "anew")
+    window.toasts.update_text("said", "anew")
     assert [notice.text for notice in window.toasts.history] == ["again"]
 
 
 def test_frame_time_is_shown_while_views_run(qtbot: QtBot, window: MainWindow) -> None:
-    item = window.status.item("frames")
+    item = window.status_bar.item("frames")
     window.clock.subscribe(lambda: None)
     qtbot.waitUntil(lambda: "fps" in item.text())
     window.settings.set("window.show_frame_time", False)
@@ -345,7 +340,7 @@ def test_frame_time_is_shown_while_views_run(qtbot: QtBot, window: MainWindow) -
     assert item.isHidden()
 
 
-def test_closing_the_window_stops_the_clock_and_tells_views(qtbot: QtBot, window: MainWindow) -> None:
+def test_closing_the_window_stops_the_clock(qtbot: QtBot, window: MainWindow) -> None:
     told: list[str] = []
     window.closing.connect(lambda: told.append("closing"))
     window.clock.subscribe(lambda: None)
@@ -357,17 +352,17 @@ def test_a_closed_window_is_freed(qtbot: QtBot, services: Services, make_window:
     import gc
     import weakref
 
-    from tests.app.conftest import settle
+    from tests.app.conftest import process_events
 
     window = make_window(services, compose)
     window.editor.open("note:a")
-    window.palette_box.show_commands()
-    window.palette_box.dismiss()
+    window.command_palette.show_commands()
+    window.command_palette.dismiss()
     ghost = weakref.ref(window)
     services.context.set("after", 1)
     window.close()
     window.deleteLater()
-    settle()
+    process_events()
     services.context.set("after", 2)
     services.commands.changed.emit()
     from shiboken6 import isValid
@@ -378,9 +373,7 @@ def test_a_closed_window_is_freed(qtbot: QtBot, services: Services, make_window:
     assert ghost() is None or not isValid(ghost())
 
 
-def test_pictures_of_both_themes_differ_and_are_full(
-    services: Services, make_window: Make, tmp_path: Path
-) -> None:
+def test_both_themes_paint_the_whole_window(services: Services, make_window: Make, tmp_path: Path) -> None:
     window = make_window(services, compose)
     window.resize(1280, 720)
     dark = window.grab().toImage()

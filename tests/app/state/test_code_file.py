@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck_app.state.code_file import LARGEST_BYTES, read_code
+from rankdeck_app.state.code_file import MAX_FILE_BYTES, read_code
 
 
 def test_text_is_read_without_a_byte_order_mark(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_text_is_read_without_a_byte_order_mark(tmp_path: Path) -> None:
         ("locked", "cannot be read: Permission denied"),
     ],
 )
-def test_what_cannot_be_shown_is_said_in_words(tmp_path: Path, what: str, words: str) -> None:
+def test_unreadable_code_files_are_explained(tmp_path: Path, what: str, words: str) -> None:
     path = tmp_path / "model.py"
     if what == "folder":
         path.mkdir()
@@ -38,7 +38,7 @@ def test_what_cannot_be_shown_is_said_in_words(tmp_path: Path, what: str, words:
     elif what == "device":
         path.symlink_to("/dev/zero")
     elif what == "huge":
-        path.write_bytes(b"#" * (LARGEST_BYTES + 1))
+        path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
     elif what == "binary":
         path.write_bytes(b"\x7fELF\0\0")
     elif what == "latin":

@@ -8,7 +8,7 @@ from rankdeck_app.state.device_feed import DeviceHistory
 from tests.helpers.device_lines import sample
 
 
-def test_values_are_kept_with_the_moment_they_were_taken() -> None:
+def test_values_have_the_time_of_their_reading() -> None:
     history = DeviceHistory()
     history.add(sample("GPU-0", power_w=100.0, utilisation=0.5), 1.0)
     history.add(sample("GPU-0", power_w=200.0), 1.5)
@@ -17,7 +17,7 @@ def test_values_are_kept_with_the_moment_they_were_taken() -> None:
     assert len(history.series("GPU-0", "utilisation")) == 1
 
 
-def test_a_gap_parts_the_curve_where_the_last_value_turned_old() -> None:
+def test_a_gap_ends_the_curve_at_the_stale_time() -> None:
     history = DeviceHistory()
     history.add(sample("GPU-0", used_bytes=5.0), 1.0)
     history.add(sample("GPU-0", used_bytes=6.0), 9.0)
@@ -25,7 +25,7 @@ def test_a_gap_parts_the_curve_where_the_last_value_turned_old() -> None:
     assert x.tolist() == [1.0, 2.5, 9.0] and np.isnan(y[1])
 
 
-def test_what_has_no_value_ends_the_curve_once_and_is_never_zero() -> None:
+def test_missing_values_end_the_curve_with_one_nan() -> None:
     history = DeviceHistory()
     history.add(sample("GPU-0", {"fan": "unsupported"}, power_w=100.0), 1.0)
     for second in range(2, 5):
@@ -35,11 +35,11 @@ def test_what_has_no_value_ends_the_curve_once_and_is_never_zero() -> None:
     assert len(history.series("GPU-0", "fan")) == 0
 
 
-def test_throttling_is_a_curve_of_its_own_that_only_worth_telling_reasons_raise() -> None:
+def test_only_notable_throttle_reasons_raise_the_throttling_curve() -> None:
     history = DeviceHistory()
     for second, bits in enumerate((0, 0x1, 0x20, 0x4)):
         history.add(sample("GPU-0", throttle=bits), float(second))
-    assert history.throttled("GPU-0").points()[1].tolist() == [0, 0, 1, 1]
+    assert history.throttled_series("GPU-0").points()[1].tolist() == [0, 0, 1, 1]
 
 
 def test_memory_is_bounded_over_days() -> None:

@@ -10,25 +10,25 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from rankdeck.doctor.lines import Verdict, announced, encode, row
+from rankdeck.doctor.lines import Verdict, announce_rows, encode, make_row
 from rankdeck_app.settings import Settings
 from rankdeck_app.state import doctor as state
-from rankdeck_app.state.doctor import Doctor, in_window_words
+from rankdeck_app.state.doctor import Doctor, translate_check
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.workspace import Workspace
-from tests.helpers.told_doctor import NAMES, ToldDoctor, told_rows, whole_look
+from tests.helpers.fake_doctor import NAMES, FakeDoctor, check_rows, encoded_checks
 from tests.helpers.waiting import wait_until
 
 WAIT_MS = 10_000
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToldDoctor:
-    return ToldDoctor(tmp_path, monkeypatch)
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDoctor:
+    return FakeDoctor(tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def doctor(qtbot: QtBot, told: ToldDoctor, tmp_path: Path) -> Iterator[Doctor]:
+def doctor(qtbot: QtBot, told: FakeDoctor, tmp_path: Path) -> Iterator[Doctor]:
     parent = QObject()
     engine = Engine(tmp_path / "launch", parent)
     engine.python = told.python
@@ -39,21 +39,21 @@ def doctor(qtbot: QtBot, told: ToldDoctor, tmp_path: Path) -> Iterator[Doctor]:
     engine.close()
 
 
-def ended(qtbot: QtBot, doctor: Doctor) -> None:
-    qtbot.waitUntil(lambda: not doctor.is_looking, timeout=WAIT_MS)
+def wait_until_finished(qtbot: QtBot, doctor: Doctor) -> None:
+    qtbot.waitUntil(lambda: not doctor.is_running, timeout=WAIT_MS)
 
 
 def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_a_look_tells_every_row_and_is_done(qtbot: QtBot, doctor: Doctor, told: ToldDoctor) -> None:
-    assert not doctor.was_asked
-    doctor.look()
-    doctor.look()  # the same one
-    ended(qtbot, doctor)
+def test_the_doctor_reports_every_row(qtbot: QtBot, doctor: Doctor, told: FakeDoctor) -> None:
+    assert not doctor.has_results
+    doctor.start()
+    doctor.start()  # the same one
+    wait_until_finished(qtbot, doctor)
     assert list(doctor.lines) == list(NAMES) and doctor.problem == ""
-    assert [doctor.count(verdict) for verdict in state.WORST_FIRST] == [1, 1, 2, 1]
+    assert [doctor.count(verdict) for verdict in state.SEVERITY_ORDER] == [1, 1, 2, 1]
     assert doctor.done is not None and doctor.done.seconds == 4.2
     assert len(told.pids) == 1 and told.arguments[:3] == ["-P", "-m", "rankdeck"]
     assert told.arguments[5:] == ["doctor", "--json", "--runs", os.environ["RANKDECK_RUNS"]]
@@ -63,87 +63,94 @@ def test_a_look_tells_every_row_and_is_done(qtbot: QtBot, doctor: Doctor, told: 
     ("then", "why"),
     [("die", "It ended with signal 9 before all was looked at."), ("refuse", "There is no GPU 7. Use 0.")],
 )
-def test_an_early_end_is_said_in_words(
-    qtbot: QtBot, doctor: Doctor, told: ToldDoctor, then: str, why: str
+def test_an_early_exit_is_explained(
+    qtbot: QtBot, doctor: Doctor, told: FakeDoctor, then: str, why: str
 ) -> None:
-    told.tell(encode(announced(NAMES)) + encode(told_rows()[0]), then)
-    doctor.look()
-    ended(qtbot, doctor)
+    told.set_output(encode(announce_rows(NAMES)) + encode(check_rows()[0]), then)
+    doctor.start()
+    wait_until_finished(qtbot, doctor)
     assert doctor.problem == why and doctor.done is None
-    told.tell(whole_look())
-    doctor.look()
-    ended(qtbot, doctor)
+    told.set_output(encoded_checks())
+    doctor.start()
+    wait_until_finished(qtbot, doctor)
     assert doctor.problem == "" and len(doctor.lines) == len(NAMES)
 
 
-def test_an_end_without_a_last_line_is_early_too(qtbot: QtBot, doctor: Doctor, told: ToldDoctor) -> None:
-    told.tell(encode(announced(NAMES)))
-    doctor.look()
-    ended(qtbot, doctor)
+def test_an_exit_without_the_last_line_counts_as_early(
+    qtbot: QtBot, doctor: Doctor, told: FakeDoctor
+) -> None:
+    told.set_output(encode(announce_rows(NAMES)))
+    doctor.start()
+    wait_until_finished(qtbot, doctor)
     assert doctor.problem == "It ended with exit code 0 before all was looked at."
 
 
-def test_a_python_that_is_none_is_said(qtbot: QtBot, doctor: Doctor, tmp_path: Path) -> None:
+def test_a_missing_python_is_reported(qtbot: QtBot, doctor: Doctor, tmp_path: Path) -> None:
     doctor._engine.python = str(tmp_path / "no-python")
-    doctor.look()
-    ended(qtbot, doctor)
+    doctor.start()
+    wait_until_finished(qtbot, doctor)
     assert doctor.problem.startswith("The doctor could not be started: ") and "no-python" in doctor.problem
 
 
-def test_lines_that_are_none_are_passed_over(qtbot: QtBot, doctor: Doctor, told: ToldDoctor) -> None:
-    stray = encode(row("memory", Verdict.GOOD, "of no row that was announced"))
+def test_invalid_lines_are_skipped(qtbot: QtBot, doctor: Doctor, told: FakeDoctor) -> None:
+    stray = encode(make_row("memory", Verdict.OK, "of no row that was announced"))
     bad = b'\xff\xfe\n{"kind": "check"}\n[[[\n\n{"kind": "new"}\n' + b"[" * 5000 + b"\n"
-    told.tell(
-        bad + encode(announced(NAMES)) + stray + bad + b"".join(map(encode, told_rows())) + whole_look()
+    told.set_output(
+        bad
+        + encode(announce_rows(NAMES))
+        + stray
+        + bad
+        + b"".join(map(encode, check_rows()))
+        + encoded_checks()
     )
-    doctor.look()
-    ended(qtbot, doctor)
+    doctor.start()
+    wait_until_finished(qtbot, doctor)
     assert list(doctor.lines) == list(NAMES) and doctor.problem == ""
 
 
-def test_what_is_enormous_is_cut_or_refused(qtbot: QtBot, doctor: Doctor, told: ToldDoctor) -> None:
-    long = row("shm", Verdict.GOOD, "x" * 100_000, *["y" * 5000] * 100)
-    told.tell(encode(announced(NAMES)) + encode(long) + whole_look().splitlines(keepends=True)[-1])
-    doctor.look()
-    ended(qtbot, doctor)
-    said = in_window_words(doctor.lines["shm"])
+def test_oversized_output_is_truncated_or_refused(qtbot: QtBot, doctor: Doctor, told: FakeDoctor) -> None:
+    long = make_row("shm", Verdict.OK, "x" * 100_000, *["y" * 5000] * 100)
+    told.set_output(
+        encode(announce_rows(NAMES)) + encode(long) + encoded_checks().splitlines(keepends=True)[-1]
+    )
+    doctor.start()
+    wait_until_finished(qtbot, doctor)
+    said = translate_check(doctor.lines["shm"])
     assert len(said.finding) <= 1001 and len("".join(said.evidence)) < 40_000
-    told.tell(b"x" * (state.MOST_BYTES + 1_000_000), "hang")
-    doctor.look()
-    ended(qtbot, doctor)
+    told.set_output(b"x" * (state.MAX_OUTPUT_BYTES + 1_000_000), "hang")
+    doctor.start()
+    wait_until_finished(qtbot, doctor)
     assert doctor.problem == "It said more than is read."
     wait_until(lambda: not is_alive(told.pids[-1]), deadline_s=10, what="its end")
 
 
-def test_a_look_that_is_stopped_leaves_no_process(qtbot: QtBot, doctor: Doctor, told: ToldDoctor) -> None:
-    told.tell(encode(announced(NAMES)), "hang")
-    doctor.look()
+def test_stopping_leaves_no_process(qtbot: QtBot, doctor: Doctor, told: FakeDoctor) -> None:
+    told.set_output(encode(announce_rows(NAMES)), "hang")
+    doctor.start()
     qtbot.waitUntil(lambda: bool(doctor.rows), timeout=WAIT_MS)
     (pid,) = told.pids
     assert is_alive(pid)
     doctor.stop()
-    assert not is_alive(pid) and not doctor.is_looking and doctor.problem == "It was stopped."
+    assert not is_alive(pid) and not doctor.is_running and doctor.problem == "It was stopped."
 
 
-def test_what_was_found_before_stays_until_it_is_known_anew(
-    qtbot: QtBot, doctor: Doctor, told: ToldDoctor
-) -> None:
-    doctor.look()
-    ended(qtbot, doctor)
-    told.tell(encode(announced(NAMES[1:])) + encode(told_rows()[1]), "hang")
-    doctor.look()
+def test_previous_results_stay_until_replaced(qtbot: QtBot, doctor: Doctor, told: FakeDoctor) -> None:
+    doctor.start()
+    wait_until_finished(qtbot, doctor)
+    told.set_output(encode(announce_rows(NAMES[1:])) + encode(check_rows()[1]), "hang")
+    doctor.start()
     qtbot.waitUntil(lambda: bool(doctor.lines), timeout=WAIT_MS)
-    assert list(doctor.lines) == ["shm"] and set(doctor.earlier) == set(NAMES[1:])
+    assert list(doctor.lines) == ["shm"] and set(doctor.previous_lines) == set(NAMES[1:])
     doctor.stop()
-    assert not doctor.earlier
+    assert not doctor.previous_lines
 
 
-def test_the_report_has_the_worst_first_and_all_of_it(qtbot: QtBot, doctor: Doctor, made_up: None) -> None:
-    doctor.look()
-    ended(qtbot, doctor)
+def test_the_report_lists_everything_by_severity(qtbot: QtBot, doctor: Doctor, made_up: None) -> None:
+    doctor.start()
+    wait_until_finished(qtbot, doctor)
     report = doctor.report()
     heads = [line.split(":")[0] for line in report.splitlines()[1:] if line and not line.startswith(" ")]
     assert heads == ["broken", "worth a look", "good", "good", "not tried"]
     assert "\nbroken: Two ranks by gloo: No two ranks can start: torch is not imported.\n    /opt/" in report
     assert "    export GLOO_SOCKET_IFNAME=lo\n" in report and doctor.python in report
-    assert in_window_words(doctor.lines["clock"]).finding != doctor.lines["clock"].finding, "it is translated"
+    assert translate_check(doctor.lines["clock"]).finding != doctor.lines["clock"].finding, "it is translated"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.state.draft import FROM_RUN, Draft
+from rankdeck_app.state.draft import RUN_ORIGIN_PREFIX, Draft
 
 TEXT = """\
 # what one learns here
@@ -44,7 +44,7 @@ def test_a_change_keeps_comments_and_the_rest_of_the_text(draft: Draft) -> None:
     assert draft.config is not None and draft.config.train.global_batch == 16
 
 
-def test_a_value_that_makes_no_sense_is_kept_and_explained_with_path_and_line(draft: Draft) -> None:
+def test_an_invalid_value_is_kept_and_its_problem_has_path_and_line(draft: Draft) -> None:
     draft.set_value(("train", "steps"), "soon")
     assert draft.config is None
     (problem,) = draft.problems
@@ -55,13 +55,13 @@ def test_a_value_that_makes_no_sense_is_kept_and_explained_with_path_and_line(dr
     )
 
 
-def test_a_batch_that_does_not_divide_is_a_problem_of_the_batch(draft: Draft) -> None:
+def test_an_indivisible_batch_is_a_problem_of_the_batch(draft: Draft) -> None:
     draft.set_value(("train", "global_batch"), 6)
     assert [problem.path for problem in draft.problems] == ["train.global_batch"]
     assert draft.problems[0].advice == "Use 4 or 8."
 
 
-def test_choosing_another_card_drops_only_the_options_that_it_does_not_have(draft: Draft) -> None:
+def test_choosing_another_spec_drops_only_unknown_options(draft: Draft) -> None:
     draft.choose(("strategy",), "ddp")
     assert "parallel_loss" not in draft.text and draft.config is not None
     draft.choose(("train", "optimizer"), "sgd")
@@ -70,52 +70,46 @@ def test_choosing_another_card_drops_only_the_options_that_it_does_not_have(draf
     assert draft.value(("model", "args")) == {} and draft.config is not None
 
 
-def test_a_strategy_written_as_a_word_becomes_a_table_when_an_option_is_set(
-    draft: Draft, tmp_path: Path
-) -> None:
+def test_setting_an_option_turns_a_strategy_string_into_a_table(draft: Draft, tmp_path: Path) -> None:
     draft.replace('strategy = "dp"\n', folder=tmp_path, stem="x")
     draft.set_value(("strategy", "parallel_loss"), True)
     assert draft.value(("strategy",)) == {"use": "dp", "parallel_loss": True} and draft.config is not None
 
 
-def test_text_that_is_no_toml_keeps_what_was_said_and_makes_way_for_the_form(
-    qtbot: QtBot, draft: Draft
-) -> None:
+def test_the_form_replaces_text_that_is_not_toml(qtbot: QtBot, draft: Draft) -> None:
     broken = draft.text + "[train\n"
     draft.set_text(broken)
     assert not draft.is_toml and draft.problems[0].line == len(broken.splitlines())
     assert draft.value(("model", "use")) == "gpt"
-    assert draft.config is not None and draft.is_settling
+    assert draft.config is not None and draft.is_typing
     with qtbot.waitSignal(draft.changed, timeout=5000):
         pass  # time to tell it
-    assert not draft.is_settling and draft.problems
-    with qtbot.waitSignal(draft.set_aside) as aside:
+    assert not draft.is_typing and draft.problems
+    with qtbot.waitSignal(draft.text_discarded) as aside:
         draft.set_value(("train", "global_batch"), 16)
     assert draft.text == TEXT.replace("global_batch = 8", "global_batch = 16") and not draft.problems
-    draft.bring_back(aside.args[0])
-    assert draft.text == broken and draft.problems and not draft.is_settling
+    draft.restore_snapshot(aside.args[0])
+    assert draft.text == broken and draft.problems and not draft.is_typing
 
 
-def test_after_a_restart_text_that_is_no_toml_shows_what_was_said_before(
-    draft: Draft, tmp_path: Path
-) -> None:
+def test_the_last_valid_toml_is_restored_after_a_restart(draft: Draft, tmp_path: Path) -> None:
     draft.set_text(draft.text + "[train\n")
     draft.close()
     assert not (tmp_path / "draft.json").stat().st_mode & 0o077, "it may hold secrets"
     again = Draft(tmp_path / "draft.json", Path("/"))
     assert again.problems[0].code == "toml" and again.value(("train", "global_batch")) == 8
-    assert not again.is_settling
+    assert not again.is_typing
     again.set_value(("train", "global_batch"), 16)
     assert again.text == TEXT.replace("global_batch = 8", "global_batch = 16")
     again.close()
 
 
-def test_another_configuration_that_is_no_toml_shows_nothing_of_the_one_before(draft: Draft) -> None:
+def test_another_invalid_configuration_clears_the_old_values(draft: Draft) -> None:
     draft.replace("[train\n", folder=draft.folder, stem="other")
     assert draft.problems[0].code == "toml" and draft.value(("model", "use")) is None
 
 
-def test_the_draft_is_there_again_at_the_next_start(draft: Draft, tmp_path: Path) -> None:
+def test_the_draft_is_restored_at_the_next_start(draft: Draft, tmp_path: Path) -> None:
     draft.set_value(("train", "steps"), 7)
     draft.close()
     again = Draft(tmp_path / "draft.json", Path("/"))
@@ -124,10 +118,10 @@ def test_the_draft_is_there_again_at_the_next_start(draft: Draft, tmp_path: Path
     assert again.config is not None and again.config.train.steps == 7
 
 
-def test_a_draft_of_a_run_is_called_what_the_next_run_will_be_called(draft: Draft) -> None:
+def test_a_draft_of_a_run_has_the_title_of_the_next_run(draft: Draft) -> None:
     assert (draft.title, draft.run_title) == ("gpt-dp", "gpt")
-    draft.replace(f'name = ""\n{TEXT}', folder=draft.folder, stem="", origin=f"{FROM_RUN}before")
-    assert draft.title == draft.run_title == "GPT · DP · 4" and draft.origin_in_words == "run before"
+    draft.replace(f'name = ""\n{TEXT}', folder=draft.folder, stem="", origin=f"{RUN_ORIGIN_PREFIX}before")
+    assert draft.title == draft.run_title == "GPT · DP · 4" and draft.origin_text == "run before"
     draft.choose(("strategy",), "ddp")
     for wrong in ("soon", 5):
         draft.set_value(("train", "steps"), wrong)
@@ -137,11 +131,11 @@ def test_a_draft_of_a_run_is_called_what_the_next_run_will_be_called(draft: Draf
         assert draft.title == title
     draft.choose(("strategy",), "single")
     assert draft.title == "GPT · Single"
-    draft.replace("[train]\nsteps = -1\n", folder=draft.folder, stem="", origin=f"{FROM_RUN}other")
+    draft.replace("[train]\nsteps = -1\n", folder=draft.folder, stem="", origin=f"{RUN_ORIGIN_PREFIX}other")
     assert draft.title == "run other" and not draft.run_title
 
 
-def test_save_as_makes_the_file_and_moves_where_relative_paths_start(draft: Draft, tmp_path: Path) -> None:
+def test_save_as_writes_the_file_and_sets_the_base_folder(draft: Draft, tmp_path: Path) -> None:
     draft.set_value(("data",), {"use": "text", "args": {"path": "books"}})
     target = tmp_path / "deep" / "mine.toml"
     draft.save_as(target)
@@ -152,7 +146,7 @@ def test_save_as_makes_the_file_and_moves_where_relative_paths_start(draft: Draf
 
 
 @pytest.mark.timeout(30)
-def test_what_is_no_regular_file_is_not_opened_and_never_waited_for(draft: Draft, tmp_path: Path) -> None:
+def test_special_files_are_refused_without_blocking(draft: Draft, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     text, failed = draft.text, list[OSError]()
     for path in (tmp_path / "pipe.toml", Path("/dev/zero")):

@@ -12,9 +12,9 @@ from rankdeck.run.race import RUNNING
 from rankdeck.run.race_row import race_info
 from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.runs import Runs
-from tests.helpers.racing import line
-from tests.helpers.told_plan import PlanWorld
-from tests.helpers.told_race import WrittenRace, entry
+from tests.helpers.fake_plan import PlanWorld
+from tests.helpers.racing import plan_line
+from tests.helpers.written_race import WrittenRace, make_entry
 
 WAIT_MS = 10_000
 
@@ -24,9 +24,11 @@ def written(world: PlanWorld, tmp_path: Path) -> Iterator[WrittenRace]:
     """A race that goes on, of what the draft says."""
     made = WrittenRace(tmp_path / "runs")
     assert world.draft.config is not None
-    made.folder.asked.write_text(world.draft.config.to_toml())
+    made.folder.request_file.write_text(world.draft.config.to_toml())
     made.write(
-        entry(1, "single", 0.3), entry(2, "ddp", 0.1, bucket_mb=50), entry(3, "dp", None, state=RUNNING)
+        make_entry(1, "single", 0.3),
+        make_entry(2, "ddp", 0.1, bucket_mb=50),
+        make_entry(3, "dp", None, state=RUNNING),
     )
     yield made
     made.lose()
@@ -35,33 +37,33 @@ def written(world: PlanWorld, tmp_path: Path) -> Iterator[WrittenRace]:
 @pytest.fixture
 def raced(world: PlanWorld, written: WrittenRace, tmp_path: Path) -> Iterator[DraftRace]:
     runs = Runs(tmp_path / "runs", world.parent)
-    runs._show([race_info(written.folder)])
+    runs._set_infos([race_info(written.folder)])
     made = DraftRace(world.draft, runs, world.parent)
     yield made
     made.close()
 
 
-def test_a_race_of_the_draft_is_found_while_somebody_looks(
+def test_a_race_of_the_draft_is_found_while_visible(
     qtbot: QtBot, raced: DraftRace, written: WrittenRace
 ) -> None:
     assert raced.race is None
-    raced.want(True)
+    raced.set_wanted(True)
     qtbot.waitUntil(lambda: raced.race is not None, timeout=WAIT_MS)
     assert raced.path == written.folder.path and raced.is_running and raced.winner is None
-    found = raced.entry_of(line("single"))
+    found = raced.find_entry(plan_line("single"))
     assert found is not None and found.number == 1
-    assert raced.entry_of(line("ddp")) is None, "it raced with other options"
-    found = raced.entry_of(line("ddp", bucket_mb=50))
+    assert raced.find_entry(plan_line("ddp")) is None, "it raced with other options"
+    found = raced.find_entry(plan_line("ddp", bucket_mb=50))
     assert found is not None and found.number == 2
-    written.write(entry(1, "single", 0.3), entry(2, "ddp", 0.1, bucket_mb=50), outcome="completed")
+    written.write(make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1, bucket_mb=50), outcome="completed")
     qtbot.waitUntil(lambda: raced.winner is not None, timeout=WAIT_MS)
     assert raced.winner is not None and raced.winner.label == "ddp"
 
 
-def test_its_figures_go_when_the_draft_changes_in_what_matters_and_come_back_with_it(
+def test_a_relevant_change_of_the_draft_drops_the_race(
     qtbot: QtBot, world: PlanWorld, raced: DraftRace
 ) -> None:
-    raced.want(True)
+    raced.set_wanted(True)
     qtbot.waitUntil(lambda: raced.race is not None, timeout=WAIT_MS)
     for place, value in ((("strategy", "use"), "fsdp"), (("train", "steps"), 77), (("name",), "other")):
         world.draft.set_values({place: value})
@@ -74,10 +76,10 @@ def test_its_figures_go_when_the_draft_changes_in_what_matters_and_come_back_wit
     assert raced.race is None
 
 
-def test_a_race_whose_question_cannot_be_read_is_none(
+def test_a_race_with_an_unreadable_configuration_is_ignored(
     qtbot: QtBot, raced: DraftRace, written: WrittenRace
 ) -> None:
-    written.folder.asked.write_bytes(b"\xff[")
-    raced.want(True)
-    qtbot.waitUntil(lambda: written.folder.path in raced._asked, timeout=WAIT_MS)
+    written.folder.request_file.write_bytes(b"\xff[")
+    raced.set_wanted(True)
+    qtbot.waitUntil(lambda: written.folder.path in raced._questions, timeout=WAIT_MS)
     assert raced.race is None

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from rankdeck.run.plan_lines import CANNOT, LEAST
+from rankdeck.run.plan_lines import AT_LEAST, CANNOT
 from rankdeck_app.state.fixes import FixPlans
 from rankdeck_app.state.live_run import LiveRun
-from rankdeck_app.state.plan_words import FixPlan
-from tests.helpers.told_plan import PlanWorld, line
+from rankdeck_app.state.plan_text import FixPlan
+from tests.helpers.fake_plan import PlanWorld, plan_line
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 DDP = {"strategy.use": "ddp"}
@@ -21,8 +21,8 @@ DDP = {"strategy.use": "ddp"}
 @pytest.fixture
 def run(qtbot: QtBot, tmp_path: Path) -> Iterator[LiveRun]:
     written = WrittenRun(tmp_path / "runs", config={"strategy": {"use": "dp"}, "devices": {"use": "cpu:2"}})
-    written.begin(devices=device_infos(2))
-    written.memory(0, 1, {0: {"parameters": 9 * MIB}, 1: {"parameters": MIB}})
+    written.start(devices=device_infos(2))
+    written.write_memory(0, 1, {0: {"parameters": 9 * MIB}, 1: {"parameters": MIB}})
     live = LiveRun(written.path)
     live.start()
     qtbot.waitUntil(lambda: bool(live.drain()) or (live.config is not None and len(live.devices) == 2))
@@ -31,27 +31,33 @@ def run(qtbot: QtBot, tmp_path: Path) -> Iterator[LiveRun]:
     written.lose()
 
 
-def test_a_look_plans_once_and_shows_until_nobody_looks(qtbot: QtBot, world: PlanWorld, run: LiveRun) -> None:
-    world.tell([line("ddp", 5 * MIB, configured=True), line("ddp", 4 * MIB, label="ddp, other")])
+def test_a_preview_is_planned_once_and_shown_while_hovered(
+    qtbot: QtBot, world: PlanWorld, run: LiveRun
+) -> None:
+    world.set_output(
+        [plan_line("ddp", 5 * MIB, configured=True), plan_line("ddp", 4 * MIB, label="ddp, other")]
+    )
     plans = FixPlans(world.planner)
     plans.show(run, DDP)
     plans.hide()  # the pointer was on its way
-    assert run.fix_plan is None and not world.asked
+    assert run.fix_plan is None and not world.requests
     plans.show(run, DDP)
     qtbot.waitUntil(lambda: run.fix_plan is not None and run.fix_plan.line is not None, timeout=20_000)
-    assert [run.fix_bytes_of(device) for device in run.devices] == [5 * MIB, 5 * MIB]
-    (asked,) = world.asked
+    assert [run.fix_bytes(device) for device in run.devices] == [5 * MIB, 5 * MIB]
+    (asked,) = world.requests
     assert asked["arguments"][-2:] == ["--devices", "cpu:2"] and "ddp" in asked["arguments"]
     plans.hide()
     assert run.fix_plan is None
     plans.show(run, DDP)
     qtbot.waitUntil(lambda: run.fix_plan is not None and run.fix_plan.line is not None, timeout=20_000)
-    assert len(world.asked) == 1
+    assert len(world.requests) == 1
     plans.close()
 
 
-def test_what_cannot_be_planned_says_why(qtbot: QtBot, world: PlanWorld, run: LiveRun) -> None:
-    world.tell([line("ddp", configured=True, verdict=CANNOT, reason="It branches on a value.", devices=[])])
+def test_a_fix_that_cannot_be_planned_has_a_reason(qtbot: QtBot, world: PlanWorld, run: LiveRun) -> None:
+    world.set_output(
+        [plan_line("ddp", configured=True, verdict=CANNOT, reason="It branches on a value.", devices=[])]
+    )
     plans = FixPlans(world.planner)
     for changes, why in (
         (DDP, "It branches on a value."),
@@ -60,27 +66,27 @@ def test_what_cannot_be_planned_says_why(qtbot: QtBot, world: PlanWorld, run: Li
     ):
         plans.show(run, changes)
         qtbot.waitUntil(
-            lambda why=why: run.fix_plan is not None and why in run.fix_plan.why_not, timeout=20_000
+            lambda why=why: run.fix_plan is not None and why in run.fix_plan.failure, timeout=20_000
         )
-        assert run.fix_bytes_of(run.devices[0]) is None
+        assert run.fix_bytes(run.devices[0]) is None
         plans.hide()
     plans.close()
 
 
-def test_it_says_what_is_planned_and_that_it_is_predicted() -> None:
-    known = FixPlan("DDP", line("ddp", 31 * MIB))
-    assert known.in_words(30 * MIB) == (
+def test_a_fix_plan_text_says_predicted() -> None:
+    known = FixPlan("DDP", plan_line("ddp", 31 * MIB))
+    assert known.texts(30 * MIB) == (
         "with DDP: 30.0 MiB on the fullest device, predicted",
         "with DDP: 30.0 MiB, predicted",
         "30.0 MiB, predicted",
     )
     # Of a bound no bar is drawn: the planner's own figure stands in.
-    bound = FixPlan("DDP", line("ddp", 31 * MIB, is_bound=True, bound=LEAST))
-    assert bound.in_words(0)[0].startswith("with DDP: at least 31.0 MiB")
+    bound = FixPlan("DDP", plan_line("ddp", 31 * MIB, is_bound=True, bound=AT_LEAST))
+    assert bound.texts(0)[0].startswith("with DDP: at least 31.0 MiB")
 
 
-def test_what_is_not_known_is_said() -> None:
-    assert FixPlan("DDP").in_words(0)[0] == "with DDP: being planned…"
-    assert FixPlan("DDP", why_not="its code is not trusted").in_words(0) == (
+def test_an_unknown_fix_plan_is_described() -> None:
+    assert FixPlan("DDP").texts(0)[0] == "with DDP: being planned…"
+    assert FixPlan("DDP", failure="its code is not trusted").texts(0) == (
         "with DDP: its code is not trusted", "with DDP: not known",
     )  # fmt: skip

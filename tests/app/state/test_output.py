@@ -9,13 +9,13 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck.rundir import RunDir
-from rankdeck_app.state.output import MAX_LINES, OutputLine, OutputModel, OutputTail, line_of
+from rankdeck.run_dir import RunDir
+from rankdeck_app.state.output import MAX_LINES, OutputLine, OutputModel, OutputTail, format_event
 from tests.helpers.waiting import wait_until
 from tests.helpers.written_script import WrittenScript
 
 
-def steps(first: int, num: int = 1, rank: int = 0) -> events.Steps:
+def make_steps(first: int, num: int = 1, rank: int = 0) -> events.Steps:
     return events.Steps(
         rank=rank,
         first=first,
@@ -28,24 +28,24 @@ def steps(first: int, num: int = 1, rank: int = 0) -> events.Steps:
     )
 
 
-def test_a_step_reads_as_a_person_reads_it() -> None:
-    line = line_of(steps(3989, num=2))
+def test_a_step_line_is_readable() -> None:
+    line = format_event(make_steps(3989, num=2))
     assert line is not None
     assert line.text == "step 3990 loss 2.2100 lr 3.0e-04 8 samples/s" and line.source == "rank 0"
 
 
-def test_a_problem_says_cause_and_next_step() -> None:
+def test_a_problem_line_has_cause_and_advice() -> None:
     event = events.ProblemRaised(problem=Problem("x", "Rank 1 ran out of memory.", advice="Try ddp.", rank=1))
-    line = line_of(event)
+    line = format_event(event)
     assert line is not None and (line.rank, line.tone) == (1, "error")
     assert line.text == "error: Rank 1 ran out of memory. Try ddp."
 
 
-def test_what_an_epoch_leaves_out_is_said_where_training_begins() -> None:
-    line = line_of(events.Phase(rank=0, phase="training", samples=70, left_out=10))
+def test_dropped_samples_are_reported_when_training_starts() -> None:
+    line = format_event(events.Phase(rank=0, phase="training", samples=70, left_out=10))
     assert line is not None
     assert line.text == 'training, 10 of 70 samples are left out of each epoch (data.last = "drop")'
-    whole = line_of(events.Phase(rank=0, phase="training", samples=70, left_out=0))
+    whole = format_event(events.Phase(rank=0, phase="training", samples=70, left_out=0))
     assert whole is not None and whole.text == "training"
 
 
@@ -68,7 +68,7 @@ def test_logs_and_steps_of_all_ranks_arrive_as_they_are_written(run: RunDir) -> 
 
     try:
         writer = run.writer("rank-1")
-        writer.write(steps(1, rank=1))
+        writer.write(make_steps(1, rank=1))
         wait_until(lambda: has(1), deadline_s=5)
         with (run.logs_folder / "rank-0.0.err").open("a") as log:
             log.write("ValueError: no\nhalf a li")
@@ -97,7 +97,7 @@ def test_a_long_log_is_read_from_near_its_end(run: RunDir) -> None:
     assert all(line.text.startswith("line ") for line in lines)
 
 
-def test_what_nobody_takes_is_bounded_and_its_newest_lines_stay(run: RunDir) -> None:
+def test_unread_lines_are_bounded_to_the_newest(run: RunDir) -> None:
     tail = OutputTail(run.path)
     tail.start()
     try:
@@ -115,17 +115,17 @@ def test_the_model_is_bounded_and_filters_by_rank_and_text(qtbot: QtBot) -> None
     model = OutputModel(max_lines=100)
     for start in range(0, 1000, 50):
         model.append(OutputLine(None, index % 2, f"word {index}") for index in range(start, start + 50))
-    assert model.rowCount() <= 110 and model.lines[-1].text == "word 999"
+    assert model.rowCount() <= 110 and model.visible_lines[-1].text == "word 999"
     model.set_filter(1, "")
-    assert {line.rank for line in model.lines} == {1}
+    assert {line.rank for line in model.visible_lines} == {1}
     model.set_filter(None, "WORD 99")
-    assert [line.text for line in model.lines] == [f"word {index}" for index in range(990, 1000)]
+    assert [line.text for line in model.visible_lines] == [f"word {index}" for index in range(990, 1000)]
 
 
-def test_a_script_speaks_for_itself_and_its_progress_bar_is_no_flood(tmp_path: Path) -> None:
+def test_progress_bars_of_a_script_are_throttled(tmp_path: Path) -> None:
     written = WrittenScript(tmp_path / "runs")
-    written.launch()
-    written.step(0, 1, [1.0] * 5)
+    written.start_script()
+    written.write_step_line(0, 1, [1.0] * 5)
     written.dir.logs_folder.mkdir(exist_ok=True)
     log = written.dir.logs_folder / "rank-0.0.err"
     log.write_bytes(b"\r 10%|#   |\r 20%|##  |")
@@ -149,11 +149,11 @@ def test_a_script_speaks_for_itself_and_its_progress_bar_is_no_flood(tmp_path: P
         written.lose()
 
 
-def test_what_comes_together_stands_in_the_order_of_its_times(run: RunDir) -> None:
+def test_lines_of_one_read_are_sorted_by_time(run: RunDir) -> None:
     tail = OutputTail(run.path)
     tail.start()
     writer = run.writer("rank-0")
-    writer.write(steps(1))
+    writer.write(make_steps(1))
     wait_until(lambda: tail.lines)
     for at in range(40):
         with (run.logs_folder / "rank-0.0.out").open("a") as log:

@@ -8,20 +8,20 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck import events
 from rankdeck.run.race import RUNNING, entry_run
-from rankdeck_app.state.draft_race import RaceWatch
-from tests.helpers.told_race import WrittenRace, entry
+from rankdeck_app.state.draft_race import RaceMonitor
+from tests.helpers.written_race import WrittenRace, make_entry
 
 WAIT_MS = 10_000
 
 
-def test_a_race_is_followed_while_somebody_looks_and_until_it_is_over(qtbot: QtBot, tmp_path: Path) -> None:
+def test_a_race_is_polled_while_visible_and_running(qtbot: QtBot, tmp_path: Path) -> None:
     written = WrittenRace(tmp_path)
-    race = written.write(entry(1, "single"), entry(2, "ddp", None, state=RUNNING))
-    watch = RaceWatch(written.folder.path)
+    race = written.write(make_entry(1, "single"), make_entry(2, "ddp", None, state=RUNNING))
+    watch = RaceMonitor(written.folder.path)
     assert watch.race is None and not watch.is_over
     with qtbot.waitSignal(watch.changed, timeout=WAIT_MS):
-        watch.watch(True)
-    assert watch.race == race and watch.seen.step == 0
+        watch.set_active(True)
+    assert watch.race == race and watch.snapshot.step == 0
     # How far the entry that runs has come stands in its own files.
     run = entry_run(written.folder, race.entries[1])
     for folder in (run.events_folder, run.logs_folder):
@@ -33,17 +33,17 @@ def test_a_race_is_followed_while_somebody_looks_and_until_it_is_over(qtbot: QtB
         rank.write(events.Steps(rank=0, first=1, ended=[1.0] * 7, step_s=[1.0] * 7))
     supervisor.close()
     rank.close()
-    qtbot.waitUntil(lambda: watch.seen.step == 7, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: watch.snapshot.step == 7, timeout=WAIT_MS)
     with qtbot.waitSignal(watch.changed, timeout=WAIT_MS):
-        written.write(entry(1, "single"), entry(2, "ddp"), outcome="completed")
-    assert watch.is_over and watch.seen.step == 0
+        written.write(make_entry(1, "single"), make_entry(2, "ddp"), outcome="completed")
+    assert watch.is_over and watch.snapshot.step == 0
     written.lose()
     watch.close()
 
 
-def test_a_folder_that_is_gone_is_over(qtbot: QtBot, tmp_path: Path) -> None:
-    watch = RaceWatch(tmp_path / "gone")
+def test_a_deleted_race_is_over(qtbot: QtBot, tmp_path: Path) -> None:
+    watch = RaceMonitor(tmp_path / "gone")
     with qtbot.waitSignal(watch.changed, timeout=WAIT_MS):
-        watch.watch(True)
+        watch.set_active(True)
     assert watch.is_over and watch.race is None
     watch.close()

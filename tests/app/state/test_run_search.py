@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck.run.row import RunInfo
-from rankdeck.rundir import Labels
+from rankdeck.run_dir import Labels
 from rankdeck_app.state.run_search import RunSearch
 
 RUNS = (
@@ -48,11 +48,11 @@ RUNS = (
         ('"', "abc"),
     ],
 )
-def test_words_and_fields_find(typed: str, found: str) -> None:
+def test_search_terms_and_fields_match(typed: str, found: str) -> None:
     search = RunSearch(typed)
     assert "".join(info.name for info in RUNS if search.matches(info)) == found
 
 
-def test_only_who_asks_for_archived_runs_gets_them() -> None:
-    assert RunSearch("is:archived gpt").asks_for_archived
-    assert not RunSearch("-is:archived archived").asks_for_archived
+def test_archived_runs_are_found_only_on_request() -> None:
+    assert RunSearch("is:archived gpt").includes_archived
+    assert not RunSearch("-is:archived archived").includes_archived

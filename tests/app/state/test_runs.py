@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from rankdeck import config, events, rundir
-from rankdeck.run.fold import read_fold
-from rankdeck.run.row import RunFigures
-from rankdeck.run.row_figures import figures_of
+from rankdeck import config, events, run_dir
+from rankdeck.run.row import RunMetrics
+from rankdeck.run.row_metrics import run_metrics
+from rankdeck.run.run_state import read_run_state
 from rankdeck_app.state.runs import Runs, RunScan, RunsModel
 from tests.helpers.many_runs import write_many
 from tests.helpers.written_run import WrittenRun
@@ -23,10 +23,10 @@ from tests.helpers.written_run import WrittenRun
 def make_run(runs: Path, name: str, outcome: str | None = "completed", at: str = "20260101-100000") -> Path:
     """A run's directory as the engine leaves it; without an outcome nobody says how it ended."""
     chosen = config.from_dict({"name": name, "devices": {"use": "cpu:2"}, "strategy": "ddp"}, folder=runs)
-    hidden = rundir.create(runs, chosen, {"title": name})
+    hidden = run_dir.create_run_dir(runs, chosen, {"title": name})
     path = runs / f"{at}-{name}-{hidden.name[-4:]}"
     hidden.path.rename(path)
-    writer = rundir.RunDir(path).writer("supervisor")
+    writer = run_dir.RunDir(path).writer("supervisor")
     devices = [events.DeviceInfo(index=index, name=f"cpu:{index}", kind="virtual") for index in range(2)]
     writer.write(
         events.RunStarted(
@@ -60,15 +60,15 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_run_is_described_by_its_directory_alone(folder: Path) -> None:
     path = make_run(folder, "gpt")
-    (info,) = RunScan(folder).look()
+    (info,) = RunScan(folder).scan()
     assert (info.path, info.title, info.strategy, info.outcome) == (path, "gpt", "ddp", "completed")
     assert (info.num_devices, info.device_kind, info.steps, info.started) == (2, "virtual", 50, 1000.0)
 
 
-def test_newest_runs_come_first_and_an_unexplained_end_is_lost(folder: Path) -> None:
+def test_newest_runs_come_first_and_missing_ends_are_lost(folder: Path) -> None:
     make_run(folder, "old", at="20250101-000000")
     make_run(folder, "new", None, at="20260101-000000")
-    assert [(info.title, info.outcome) for info in RunScan(folder).look()] == [
+    assert [(info.title, info.outcome) for info in RunScan(folder).scan()] == [
         ("new", "lost"),
         ("old", "completed"),
     ]
@@ -77,23 +77,23 @@ def test_newest_runs_come_first_and_an_unexplained_end_is_lost(folder: Path) -> 
 def test_runs_of_other_folders_are_found_by_the_index(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     path = make_run(tmp_path / "elsewhere", "far")
-    rundir.enter_in_index(rundir.RunDir(path))
-    assert [info.path for info in RunScan(folder).look()] == [path]
+    run_dir.add_to_index(run_dir.RunDir(path))
+    assert [info.path for info in RunScan(folder).scan()] == [path]
 
 
 def test_a_finished_run_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(folder, "gpt")
     scan = RunScan(folder)
-    before = scan.look()
+    before = scan.scan()
 
     def forbidden(*_: object) -> None:
         raise AssertionError("a finished run was read again")
 
     monkeypatch.setattr("rankdeck.run.row_index.read_info", forbidden)
-    assert scan.look() == before
+    assert scan.scan() == before
 
 
-def test_a_living_run_is_followed_to_its_end(qtbot: QtBot, folder: Path) -> None:
+def test_a_live_run_is_updated_until_its_end(qtbot: QtBot, folder: Path) -> None:
     path = make_run(folder, "gpt", None)
     lock = os.open(path / "guard.lock", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -101,11 +101,11 @@ def test_a_living_run_is_followed_to_its_end(qtbot: QtBot, folder: Path) -> None
     try:
         with qtbot.waitSignal(runs.changed, timeout=5000):
             runs.start()
-        assert [info.path for info in runs.alive] == [path]
-        with qtbot.waitSignal(runs.ended, timeout=5000) as ended:
+        assert [info.path for info in runs.alive_runs] == [path]
+        with qtbot.waitSignal(runs.run_ended, timeout=5000) as ended:
             end_run(path, "stopped")
             os.close(lock)
-        assert ended.args[0].outcome == "stopped" and not runs.alive
+        assert ended.args[0].outcome == "stopped" and not runs.alive_runs
     finally:
         runs.close()
 
@@ -113,13 +113,13 @@ def test_a_living_run_is_followed_to_its_end(qtbot: QtBot, folder: Path) -> None
 def test_a_new_run_does_not_move_the_selection(qtbot: QtBot, folder: Path) -> None:
     make_run(folder, "old", at="20250101-000000")
     scan, model = RunScan(folder), RunsModel()
-    model.set_infos(scan.look())
+    model.set_infos(scan.scan())
     kept = model.index(0)
     from PySide6.QtCore import QPersistentModelIndex
 
     selected = QPersistentModelIndex(kept)
     make_run(folder, "new")
-    model.set_infos(scan.look())
+    model.set_infos(scan.scan())
     assert selected.row() == 1 and selected.data(RunsModel.InfoRole).title == "old"
 
 
@@ -132,66 +132,66 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankdeck.run.row_index._SETTLED_NS", 0)
 
 
-def test_rows_come_newest_first_a_part_at_a_time_and_then_their_figures(
+def test_rows_are_read_in_slices_before_their_metrics(
     folder: Path, settled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_many(folder, 6)
-    names = [run.name for run in rundir.list_folder(folder)]
+    names = [run.name for run in run_dir.list_folder(folder)]
     scan = RunScan(folder)
-    assert [info.name for info in scan.look(for_s=0)] == names[:1] and len(scan.unread) == 5
-    scan.read_on(0)
+    assert [info.name for info in scan.scan(timeout_s=0)] == names[:1] and len(scan.unread) == 5
+    scan.read_rows(0)
     assert [info.name for info in scan.infos()] == names[:2]
-    scan.read_on(60)
+    scan.read_rows(60)
     assert [info.name for info in scan.infos()] == names and not scan.unread
-    scan.look()
-    assert [path.name for path in scan.unfolded] == names
-    scan.fold_on(60)
-    assert not scan.unfolded
+    scan.scan()
+    assert [path.name for path in scan.missing_metrics] == names
+    scan.read_metrics(60)
+    assert not scan.missing_metrics
     for info in scan.infos():
-        assert info.figures == figures_of(read_fold(rundir.RunDir(info.path))) != RunFigures()
+        assert info.metrics == run_metrics(read_run_state(run_dir.RunDir(info.path))) != RunMetrics()
     shown = scan.infos()
 
     def forbidden(*_: object) -> None:
         raise AssertionError("a run that is known was read again")
 
     monkeypatch.setattr("rankdeck.run.row_index.read_info", forbidden)
-    monkeypatch.setattr("rankdeck_app.state.runs._follow", forbidden)
+    monkeypatch.setattr("rankdeck_app.state.runs._make_reader", forbidden)
     again = RunScan(folder)
-    assert again.look() == shown and not again.unfolded
+    assert again.scan() == shown and not again.missing_metrics
 
 
-def test_a_run_that_goes_on_tells_its_step_and_its_figures_at_every_look(folder: Path) -> None:
+def test_a_live_run_is_updated_at_every_scan(folder: Path) -> None:
     run = WrittenRun(folder, "mine")
-    run.begin(steps=50)
-    run.steps(0, 1, [3.0, 2.5])
+    run.start(steps=50)
+    run.write_steps(0, 1, [3.0, 2.5])
     scan = RunScan(folder)
-    (info,) = scan.look()
+    (info,) = scan.scan()
     assert (info.outcome, info.step, info.steps) == ("running", 2, 50)
-    run.steps(0, 3, [2.0])
-    (info,) = scan.look()
-    assert info.step == 3 and info.figures is not None and info.figures.loss == 2.0
-    run.steps(0, 4, [1.5])
+    run.write_steps(0, 3, [2.0])
+    (info,) = scan.scan()
+    assert info.step == 3 and info.metrics is not None and info.metrics.loss == 2.0
+    run.write_steps(0, 4, [1.5])
     run.end("stopped")
-    (info,) = scan.look()
-    assert (info.outcome, info.step, info.figures and info.figures.loss) == ("stopped", 4, 2.0), (
+    (info,) = scan.scan()
+    assert (info.outcome, info.step, info.metrics and info.metrics.loss) == ("stopped", 4, 2.0), (
         "as last seen"
     )
-    scan.fold_on(60)
+    scan.read_metrics(60)
     (info,) = scan.infos()
-    assert info.figures is not None and info.figures.loss == 1.5
+    assert info.metrics is not None and info.metrics.loss == 1.5
 
 
-def test_what_is_said_of_a_run_is_seen_at_a_look_at_all_of_them(folder: Path) -> None:
+def test_changed_labels_are_read_at_a_full_scan(folder: Path) -> None:
     path = make_run(folder, "gpt")
     scan = RunScan(folder)
-    scan.look()
-    rundir.write_labels(path, rundir.Labels(name="other", tags=("x",)))
-    (info,) = scan.look(everything=True)
+    scan.scan()
+    run_dir.write_labels(path, run_dir.Labels(name="other", tags=("x",)))
+    (info,) = scan.scan(is_full_requested=True)
     assert (info.title, info.labels.tags) == ("other", ("x",))
     for file in sorted(path.rglob("*"), reverse=True):
         file.unlink() if file.is_file() else file.rmdir()
     path.rmdir()
-    assert scan.look() == []
+    assert scan.scan() == []
 
 
 def test_a_new_name_is_shown_at_once_and_stays(qtbot: QtBot, folder: Path) -> None:
@@ -200,11 +200,11 @@ def test_a_new_name_is_shown_at_once_and_stays(qtbot: QtBot, folder: Path) -> No
     try:
         with qtbot.waitSignal(runs.changed, timeout=5000):
             runs.start()
-        labels = rundir.Labels(name="other")
-        rundir.write_labels(path, labels)
-        runs.relabel(path, "other", labels)
-        assert runs.title_of(path) == "other"
+        labels = run_dir.Labels(name="other")
+        run_dir.write_labels(path, labels)
+        runs.update_labels(path, "other", labels)
+        assert runs.get_title(path) == "other"
         qtbot.waitUntil(lambda: runs.infos[0].labels_stamp is not None, timeout=5000)
-        assert runs.title_of(path) == "other" and runs.infos[0].labels == labels
+        assert runs.get_title(path) == "other" and runs.infos[0].labels == labels
     finally:
         runs.close()

@@ -21,18 +21,20 @@ def script(qtbot: QtBot, tmp_path: Path) -> Iterator[ScriptDraft]:
     script.close()
 
 
-def test_a_form_becomes_the_words_of_the_command_line(script: ScriptDraft, tmp_path: Path) -> None:
-    script.set(run="train.py", arguments="--name 'two words' -v", environment="A=1\n\nB=x=y", devices="cpu:3")
+def test_the_form_becomes_a_command_line(script: ScriptDraft, tmp_path: Path) -> None:
+    script.set_fields(
+        run="train.py", arguments="--name 'two words' -v", environment="A=1\n\nB=x=y", devices="cpu:3"
+    )
     assert not script.problems and script.ranks == 3
-    command = script.command("/env/bin/python", tmp_path / "runs")
+    command = script.build_command("/env/bin/python", tmp_path / "runs")
     assert command == [
         *("run", "--detach", "--json", "--runs", str(tmp_path / "runs"), "--python", "/env/bin/python"),
         *("--devices", "cpu:3", "--nproc-per-node", "3", "--observe", "light"),
         *("--env", "A=1", "--env", "B=x=y", "--", "train.py", "--name", "two words", "-v"),
     ]
-    script.set(run="-m package.train", devices="gpu:0,1", ranks=2, arguments="")
+    script.set_fields(run="-m package.train", devices="gpu:0,1", ranks=2, arguments="")
     assert not script.problems and script.name == "package.train"
-    assert script.command("p", tmp_path)[-2:] == ["-m", "package.train"]
+    assert script.build_command("p", tmp_path)[-2:] == ["-m", "package.train"]
 
 
 @pytest.mark.parametrize(
@@ -47,42 +49,40 @@ def test_a_form_becomes_the_words_of_the_command_line(script: ScriptDraft, tmp_p
         ("devices", "gpu:x", "neither a GPU's index"),
     ],
 )
-def test_what_is_wrong_is_said_of_its_field(script: ScriptDraft, field: str, value: str, words: str) -> None:
-    script.set(run="train.py")
-    script.set(**{field: value})
-    problem = script.problem_at(field)
+def test_problems_name_their_field(script: ScriptDraft, field: str, value: str, words: str) -> None:
+    script.set_fields(run="train.py")
+    script.set_fields(**{field: value})
+    problem = script.find_problem(field)
     assert problem is not None and words in problem.message and problem.advice
     assert script.problems == [problem]
 
 
-def test_a_refusal_stands_by_its_field_until_the_form_changes(script: ScriptDraft) -> None:
-    script.set(run="train.py")
-    script.refuse([Problem("no-python", "There is no Python.", path="script.python")])
-    assert script.problem_at("python") is not None
-    script.set(arguments="-v")
-    assert script.problem_at("python") is None
+def test_an_engine_problem_stays_until_the_form_changes(script: ScriptDraft) -> None:
+    script.set_fields(run="train.py")
+    script.set_engine_problems([Problem("no-python", "There is no Python.", path="script.python")])
+    assert script.find_problem("python") is not None
+    script.set_fields(arguments="-v")
+    assert script.find_problem("python") is None
 
 
-def test_an_entry_fills_the_form_and_the_form_becomes_that_entry(script: ScriptDraft) -> None:
+def test_an_entry_round_trips_through_the_form(script: ScriptDraft) -> None:
     entry = ScriptEntry(
         run="train.py", args=["--name", "two words"], devices="gpu:0,1", ranks=2,
         environment={"A": "1"}, python=".venv", observe="full",
     )  # fmt: skip
-    script.fill("big", entry)
+    script.load_entry("big", entry)
     assert script.form.arguments == "--name 'two words'" and script.form.entry == "big"
     assert script.to_entry() == entry
 
 
-def test_the_form_of_each_folder_is_there_again_at_the_next_start(
-    script: ScriptDraft, tmp_path: Path
-) -> None:
+def test_the_form_of_each_folder_is_restored(script: ScriptDraft, tmp_path: Path) -> None:
     folder = script.folder
-    script.set(run="train.py", arguments="-v")
+    script.set_fields(run="train.py", arguments="-v")
     script.set_folder(tmp_path)
     assert script.form.run == ""
     script.set_file(tmp_path / "project" / "train.py")
     assert script.form.run == "project/train.py"
-    script.choose(True)
+    script.set_chosen(True)
     script.close()
     again = ScriptDraft(tmp_path / "script.json", folder)
     assert again.form.arguments == "-v" and again.is_chosen

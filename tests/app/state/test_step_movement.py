@@ -9,19 +9,19 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.run.movement import Movement, Part
+from rankdeck.run.movement import Movement, Operation
 from rankdeck.run.plan_lines import CANNOT
-from rankdeck_app.state.step_movement import StepMovement, nearest, variants_of
-from tests.helpers.told_plan import TEXT, PlanWorld, line
+from rankdeck_app.state.step_movement import StepMovement, list_variants, make_runnable
+from tests.helpers.fake_plan import TEXT, PlanWorld, plan_line
 
 WAIT_MS = 10_000
 
 
-def moved(num_devices: int) -> Movement:
+def make_movement(num_devices: int) -> Movement:
     group = list(range(num_devices))
     parts = [
-        Part("forward", 0, flops=9),
-        Part("all-reduce", 0, num_bytes=2048, peers=group),
+        Operation("forward", 0, flops=9),
+        Operation("all-reduce", 0, num_bytes=2048, peers=group),
     ]
     return Movement({0: parts}, [0] * num_devices, [("data", num_devices)])
 
@@ -39,110 +39,112 @@ def make(world: PlanWorld) -> Iterator[Callable[[str], StepMovement]]:
         step.close()
 
 
-def asked(world: PlanWorld) -> list[list[str]]:
-    return [entry["arguments"] for entry in world.asked]
+def planner_arguments(world: PlanWorld) -> list[list[str]]:
+    return [entry["arguments"] for entry in world.requests]
 
 
-def test_it_is_asked_when_somebody_looks_and_drawn_as_the_engine_answers(
+def test_a_step_is_planned_when_visible_and_drawn_from_the_answer(
     qtbot: QtBot, world: PlanWorld, make: Callable[[str], StepMovement]
 ) -> None:
     step = make("fsdp")
-    world.tell([line("fsdp", configured=True, movement=moved(2)), line("fsdp", label="more")])
-    assert not step.is_asking
-    step.want(True)
-    assert step.is_asking
+    world.set_output(
+        [plan_line("fsdp", configured=True, movement=make_movement(2)), plan_line("fsdp", label="more")]
+    )
+    assert not step.is_planning
+    step.set_wanted(True)
+    assert step.is_planning
     qtbot.waitUntil(lambda: step.timeline is not None, timeout=WAIT_MS)
-    assert step.timeline is not None and step.timeline.in_words() == "all-reduce 4.0 KiB in 1"
-    assert not step.is_asking and not step.notes and not step.problem
-    (arguments,) = asked(world)
+    assert step.timeline is not None and step.timeline.text() == "all-reduce 4.0 KiB in 1"
+    assert not step.is_planning and not step.notes and not step.problem
+    (arguments,) = planner_arguments(world)
     assert arguments[-4:] == ["--json", "--strategy", "own", "--movement"]
     assert world.draft.value(("strategy", "use")) == "ddp", "the draft stays as it is"
 
 
-def test_another_draft_drops_the_drawing_and_what_does_not_matter_keeps_it(
+def test_only_relevant_changes_drop_the_drawing(
     qtbot: QtBot, world: PlanWorld, make: Callable[[str], StepMovement]
 ) -> None:
     step = make("ddp")
-    world.tell([line("ddp", configured=True, movement=moved(2))])
-    step.want(True)
+    world.set_output([plan_line("ddp", configured=True, movement=make_movement(2))])
+    step.set_wanted(True)
     qtbot.waitUntil(lambda: step.timeline is not None, timeout=WAIT_MS)
     world.draft.set_value(("train", "steps"), 7)
     assert step.timeline is not None, "a step is the same in a longer run"
     world.draft.set_value(("train", "global_batch"), 64)
-    assert step.timeline is None and step.is_asking
+    assert step.timeline is None and step.is_planning
     qtbot.waitUntil(lambda: step.timeline is not None, timeout=WAIT_MS)
-    step.want(False)
+    step.set_wanted(False)
     world.draft.set_value(("train", "global_batch"), 32)
-    assert step.timeline is None and not step.is_asking, "nobody looks"
-    assert len(asked(world)) == 2
+    assert step.timeline is None and not step.is_planning, "nobody looks"
+    assert len(planner_arguments(world)) == 2
 
 
-def test_a_planner_that_is_slow_is_ended_by_the_next_change(
+def test_the_next_change_ends_a_slow_planner(
     qtbot: QtBot, world: PlanWorld, make: Callable[[str], StepMovement]
 ) -> None:
     step = make("ddp")
-    world.tell([], then="hang")
-    step.ask()
-    qtbot.waitUntil(lambda: len(world.asked) == 1, timeout=WAIT_MS)
-    world.tell([line("ddp", configured=True, movement=moved(2))])
-    step.want(True)
+    world.set_output([], then="hang")
+    step.plan_now()
+    qtbot.waitUntil(lambda: len(world.requests) == 1, timeout=WAIT_MS)
+    world.set_output([plan_line("ddp", configured=True, movement=make_movement(2))])
+    step.set_wanted(True)
     step.set_variant({"sync": "ring"})
     qtbot.waitUntil(lambda: step.timeline is not None, timeout=WAIT_MS)
-    assert len(world.asked) == 2
+    assert len(world.requests) == 2
 
 
-def test_a_planner_that_dies_is_said(
+def test_a_dead_planner_is_reported(
     qtbot: QtBot, world: PlanWorld, make: Callable[[str], StepMovement]
 ) -> None:
     step = make("ddp")
-    world.tell([], then="die")
-    step.ask()
+    world.set_output([], then="die")
+    step.plan_now()
     qtbot.waitUntil(lambda: bool(step.problem), timeout=WAIT_MS)
-    assert "signal 9" in step.problem and step.timeline is None and not step.is_asking
+    assert "signal 9" in step.problem and step.timeline is None and not step.is_planning
 
 
-def test_what_cannot_be_drawn_for_its_own_devices_is_drawn_for_others(
+def test_other_devices_are_drawn_where_the_own_cannot(
     qtbot: QtBot, world: PlanWorld, make: Callable[[str], StepMovement]
 ) -> None:
     step = make("tensor")
-    cannot = line("tensor", configured=True, devices=[], verdict=CANNOT, reason="3 heads are not 2.")
-    world.tell([cannot])
-    step.ask()
+    cannot = plan_line("tensor", configured=True, devices=[], verdict=CANNOT, reason="3 heads are not 2.")
+    world.set_output([cannot])
+    step.plan_now()
     qtbot.waitUntil(lambda: bool(step.problem), timeout=WAIT_MS)
-    assert len(asked(world)) == 2, "tried once more"
+    assert len(planner_arguments(world)) == 2, "tried once more"
     assert step.notes == ["3 heads are not 2. Drawn for 4 virtual devices instead."]
     assert step.problem == "3 heads are not 2."
 
 
-def test_gpus_that_are_not_here_are_virtual_devices_in_the_drawing(
+def test_missing_gpus_are_drawn_as_virtual_devices(
     qtbot: QtBot, world: PlanWorld, make: Callable[[str], StepMovement]
 ) -> None:
     world.draft.set_value(("devices", "use"), "gpu:6,7")
     step = make("ddp")
-    world.tell([], then="refuse")
-    step.ask()
+    world.set_output([], then="refuse")
+    step.plan_now()
     qtbot.waitUntil(lambda: bool(step.problem), timeout=WAIT_MS)
     assert step.notes[0].startswith("There is no GPU 7. Use 0. Drawn for 4 virtual devices")
 
 
-def test_nothing_is_asked_by_itself_where_planning_is_not_automatic(
+def test_manual_planning_starts_no_drawing(
     qtbot: QtBot, world: PlanWorld, make: Callable[[str], StepMovement]
 ) -> None:
     world.is_automatic = False
     step = make("ddp")
-    world.tell([line("ddp", configured=True, movement=moved(2))])
-    step.want(True)
-    assert not step.is_asking
-    step.ask()
+    world.set_output([plan_line("ddp", configured=True, movement=make_movement(2))])
+    step.set_wanted(True)
+    assert not step.is_planning
+    step.plan_now()
     qtbot.waitUntil(lambda: step.timeline is not None, timeout=WAIT_MS)
 
 
-def test_code_of_ones_own_is_not_run_unasked(world: PlanWorld, make: Callable[[str], StepMovement]) -> None:
+def test_user_code_needs_trust(world: PlanWorld, make: Callable[[str], StepMovement]) -> None:
     world.draft.replace(TEXT.replace('use = "mlp"', 'use = "mine:build"'), folder=world.folder, stem="mine")
     step = make("ddp")
-    step.ask()
-    assert step.needs_trust and "code of its own" in step.problem and not step.is_asking
-    assert not world.asked
+    step.plan_now()
+    assert step.needs_trust and "code of its own" in step.problem and not step.is_planning
+    assert not world.requests
 
 
 @pytest.mark.parametrize(
@@ -153,40 +155,40 @@ def test_code_of_ones_own_is_not_run_unasked(world: PlanWorld, make: Callable[[s
         ("ddp", {"train.global_batch": 33}, "Drawn as if you set train.global_batch = 32."),
     ],
 )
-def test_a_draft_that_cannot_run_it_is_mended_for_the_drawing(
+def test_an_invalid_draft_is_fixed_for_the_drawing(
     world: PlanWorld, strategy: str, changes: dict[str, Any], note: str
 ) -> None:
     world.draft.set_values({tuple(key.split(".")): value for key, value in changes.items()})
-    drawable = nearest(world.draft, STRATEGIES[strategy], {}, None)
+    drawable = make_runnable(world.draft, STRATEGIES[strategy], {}, None)
     assert drawable.config is not None and drawable.config.strategy.use == strategy
     assert drawable.notes and drawable.notes[0].endswith(note)
 
 
-def test_what_has_no_cure_is_said_with_what_to_change(world: PlanWorld) -> None:
+def test_a_problem_without_a_fix_has_advice(world: PlanWorld) -> None:
     world.draft.replace("[model]\nuse = 'nonsense'\n", folder=world.folder, stem="x")
-    drawable = nearest(world.draft, STRATEGIES["ddp"], {}, None)
+    drawable = make_runnable(world.draft, STRATEGIES["ddp"], {}, None)
     assert drawable.config is None and drawable.problem is not None and drawable.problem.advice
 
 
-def test_one_device_alone_is_drawn_with_more(
+def test_a_single_device_is_drawn_with_several(
     qtbot: QtBot, world: PlanWorld, make: Callable[[str], StepMovement]
 ) -> None:
     world.draft.set_value(("devices", "use"), "cpu:1")
     step = make("ddp")
-    world.tell([line("ddp", configured=True, movement=moved(4))])
-    step.ask()
+    world.set_output([plan_line("ddp", configured=True, movement=make_movement(4))])
+    step.plan_now()
     qtbot.waitUntil(lambda: step.timeline is not None, timeout=WAIT_MS)
     assert step.notes == ["On one device nothing moves. Drawn for 4 virtual devices instead."]
 
 
-def test_options_that_the_draft_has_stay_and_others_are_offered(
+def test_options_of_the_draft_are_not_offered_as_variants(
     world: PlanWorld, make: Callable[[str], StepMovement]
 ) -> None:
     world.draft.set_value(("strategy", "sync"), "ring")
     assert make("hybrid").options == {"sync": "ring"} and make("fsdp").options == {}
-    offered = variants_of(STRATEGIES["ddp"], {"sync": "ring"}, 2)
+    offered = list_variants(STRATEGIES["ddp"], {"sync": "ring"}, 2)
     assert {"sync": "native"} in offered and {"sync": "ring"} not in offered
     assert {"compress": "powersgd"} in offered
-    assert variants_of(STRATEGIES["fsdp"], {"reshard": False}, 2) == [{"reshard": True}]
-    assert variants_of(STRATEGIES["single"], {}, 2) == []
-    assert {"data": 2, "stage": 2} in variants_of(STRATEGIES["hybrid"], {}, 4)
+    assert list_variants(STRATEGIES["fsdp"], {"reshard": False}, 2) == [{"reshard": True}]
+    assert list_variants(STRATEGIES["single"], {}, 2) == []
+    assert {"data": 2, "stage": 2} in list_variants(STRATEGIES["hybrid"], {}, 4)

@@ -15,17 +15,17 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.time_machine import TimeMachine
-from tests.helpers.looked_back import (
-    BETWEEN_S,
-    KEPT,
+from tests.helpers.resumed_run import (
+    LAST_KEPT,
     NUM_STEPS,
+    PAUSE_S,
     STEP_S,
-    again_at,
     bytes_of,
     loss_of,
+    second_start_time,
     write_resumed,
 )
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.waiting import scale_timeout, wait_until
 from tests.helpers.written_run import WrittenRun
 
 ANSWER_S = 0.05
@@ -42,180 +42,174 @@ def written(tmp_path: Path) -> Iterator[WrittenRun]:
 def live(qtbot: QtBot, written: WrittenRun) -> Iterator[LiveRun]:
     live = LiveRun(written.path)
     live.start()
-    read(live)
+    drain_all(live)
     yield live
     live.close()
-    wait_until(lambda: not readers())
+    wait_until(lambda: not reader_threads())
 
 
-def read(live: LiveRun) -> None:
+def drain_all(live: LiveRun) -> None:
     def is_read() -> bool:
         live.drain()
-        return live.outcome is not None and not live.has_more
+        return live.outcome is not None and not live.has_unread
 
     wait_until(is_read)
 
 
-def readers() -> list[threading.Thread]:
+def reader_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("past of")]
 
 
-def at(qtbot: QtBot, machine: TimeMachine, moment: float) -> None:
-    machine.go(moment)
-    qtbot.waitUntil(lambda: not machine.is_waiting)
+def go_and_wait(qtbot: QtBot, machine: TimeMachine, moment: float) -> None:
+    machine.go_to(moment)
+    qtbot.waitUntil(lambda: not machine.is_loading)
 
 
-def test_a_moment_shows_what_was_known_then_and_nothing_younger(
-    qtbot: QtBot, written: WrittenRun, live: LiveRun
-) -> None:
-    assert live.shown is live and live.step == NUM_STEPS
+def test_a_past_time_shows_only_earlier_events(qtbot: QtBot, written: WrittenRun, live: LiveRun) -> None:
+    assert live.viewed is live and live.step == NUM_STEPS
     ran_s = NUM_STEPS * STEP_S + 1
     for step in (33, 12):
-        at(qtbot, live.time, written.started + step * STEP_S + 0.2)
-        past = live.shown
+        go_and_wait(qtbot, live.time_machine, written.started + step * STEP_S + 0.2)
+        past = live.viewed
         assert past is not live and past.step == step and past.elapsed_s == pytest.approx(step * STEP_S + 0.2)
         sampled = step // 5 * 5
-        assert [past.total_bytes_of(device) for device in past.devices] == [
+        assert [past.device_bytes(device) for device in past.devices] == [
             bytes_of(sampled, 0),
             bytes_of(sampled, 1),
         ]
-        assert past.fold.anatomy is not None and past.fold.anatomy.step == sampled
-        assert past.fold.losses.last_y == pytest.approx(loss_of(step, 0), rel=1e-5), (
+        assert past.state.anatomy is not None and past.state.anatomy.step == sampled
+        assert past.state.losses.last_y == pytest.approx(loss_of(step, 0), rel=1e-5), (
             "as it was before it was trained again"
         )
         assert [problem.code for problem in past.problems] == (["slow"] if step >= 30 else [])
         assert past.is_live and past.devices[0].utilisation == pytest.approx(step / 100)
-    at(qtbot, live.time, written.started + NUM_STEPS * STEP_S + 3)
-    assert (live.shown.outcome, live.shown.step) == ("stopped", NUM_STEPS)
-    assert live.shown.elapsed_s == pytest.approx(ran_s), "it lies stopped"
-    at(qtbot, live.time, again_at(written) + 0.05)
-    assert (live.shown.outcome, live.shown.step) == ("running", NUM_STEPS), "nothing is restored yet"
-    at(qtbot, live.time, again_at(written) + 0.3)
-    assert live.shown.step == KEPT and live.shown.elapsed_s == pytest.approx(ran_s + 0.3)
+    go_and_wait(qtbot, live.time_machine, written.started + NUM_STEPS * STEP_S + 3)
+    assert (live.viewed.outcome, live.viewed.step) == ("stopped", NUM_STEPS)
+    assert live.viewed.elapsed_s == pytest.approx(ran_s), "it lies stopped"
+    go_and_wait(qtbot, live.time_machine, second_start_time(written) + 0.05)
+    assert (live.viewed.outcome, live.viewed.step) == ("running", NUM_STEPS), "nothing is restored yet"
+    go_and_wait(qtbot, live.time_machine, second_start_time(written) + 0.3)
+    assert live.viewed.step == LAST_KEPT and live.viewed.elapsed_s == pytest.approx(ran_s + 0.3)
     assert live.since_start_s is not None and live.elapsed_s is not None
-    assert live.since_start_s - live.elapsed_s == pytest.approx(BETWEEN_S - 1, abs=0.5), "between attempts"
+    assert live.since_start_s - live.elapsed_s == pytest.approx(PAUSE_S - 1, abs=0.5), "between attempts"
 
 
-def test_before_the_first_step_figures_are_unknown_and_not_zero(
-    qtbot: QtBot, written: WrittenRun, live: LiveRun
-) -> None:
-    at(qtbot, live.time, written.started + 0.2)
-    past = live.shown
-    assert (past.step, past.loss, past.samples_per_s, past.fold.anatomy, past.imbalance) == (None,) * 5
-    assert [past.total_bytes_of(device) for device in past.devices] == [None, None]
+def test_before_the_first_step_metrics_are_unknown(qtbot: QtBot, written: WrittenRun, live: LiveRun) -> None:
+    go_and_wait(qtbot, live.time_machine, written.started + 0.2)
+    past = live.viewed
+    assert (past.step, past.loss, past.samples_per_s, past.state.anatomy, past.imbalance) == (None,) * 5
+    assert [past.device_bytes(device) for device in past.devices] == [None, None]
 
 
-def test_steps_that_were_trained_again_are_drawn_as_they_were(
-    qtbot: QtBot, written: WrittenRun, live: LiveRun
-) -> None:
-    at(qtbot, live.time, written.started + 10 * STEP_S)
-    assert live.shown.charted is live, "what lies before and after is seen too"
-    at(qtbot, live.time, written.started + 30 * STEP_S + 0.1)
-    assert live.shown.charted is live.shown
-    machine = live.time
+def test_replaced_steps_are_drawn_as_first_trained(qtbot: QtBot, written: WrittenRun, live: LiveRun) -> None:
+    go_and_wait(qtbot, live.time_machine, written.started + 10 * STEP_S)
+    assert live.viewed.charted_run is live, "what lies before and after is seen too"
+    go_and_wait(qtbot, live.time_machine, written.started + 30 * STEP_S + 0.1)
+    assert live.viewed.charted_run is live.viewed
+    machine = live.time_machine
     machine.step_by(1)
-    qtbot.waitUntil(lambda: not machine.is_waiting)
-    assert live.shown.step == 31 and live.shown.loss == pytest.approx(loss_of(31, 0), abs=1)
-    at(qtbot, machine, written.started + NUM_STEPS * STEP_S + BETWEEN_S / 2)
+    qtbot.waitUntil(lambda: not machine.is_loading)
+    assert live.viewed.step == 31 and live.viewed.loss == pytest.approx(loss_of(31, 0), abs=1)
+    go_and_wait(qtbot, machine, written.started + NUM_STEPS * STEP_S + PAUSE_S / 2)
     machine.step_by(1)
-    qtbot.waitUntil(lambda: not machine.is_waiting)
-    assert (live.shown.step, machine.past and machine.past.attempt) == (KEPT + 1, 1), (
+    qtbot.waitUntil(lambda: not machine.is_loading)
+    assert (live.viewed.step, machine.past_run and machine.past_run.attempt) == (LAST_KEPT + 1, 1), (
         "over the gap, once more"
     )
 
 
-def test_a_drag_is_answered_at_once_and_ends_where_it_was_let_go(
+def test_dragging_is_fast_and_ends_at_the_released_time(
     qtbot: QtBot, written: WrittenRun, live: LiveRun
 ) -> None:
     choose, slowest_s = random.Random(1), 0.0
     for _ in range(200):
         begin = time.thread_time()
-        live.time.go(choose.uniform(written.started, again_at(written)))
+        live.time_machine.go_to(choose.uniform(written.started, second_start_time(written)))
         slowest_s = max(slowest_s, time.thread_time() - begin)
-    assert slowest_s < with_load(ANSWER_S)
-    assert len(readers()) == 1
-    at(qtbot, live.time, written.started + 7 * STEP_S + 0.1)
-    assert live.shown.step == 7
+    assert slowest_s < scale_timeout(ANSWER_S)
+    assert len(reader_threads()) == 1
+    go_and_wait(qtbot, live.time_machine, written.started + 7 * STEP_S + 0.1)
+    assert live.viewed.step == 7
 
 
-def test_until_a_moment_is_read_the_one_before_is_held(
+def test_the_previous_past_stays_while_loading(
     qtbot: QtBot, written: WrittenRun, live: LiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at(qtbot, live.time, written.started + 30 * STEP_S + 0.1)
-    held, gate = live.shown, threading.Event()
-    reader = live.time._reader
+    go_and_wait(qtbot, live.time_machine, written.started + 30 * STEP_S + 0.1)
+    held, gate = live.viewed, threading.Event()
+    reader = live.time_machine._reader
     assert reader is not None
     read_at = reader.read
     monkeypatch.setattr(reader, "read", lambda moment: read_at(moment) if gate.wait(10) else None)
-    live.time.go(written.started + 3 * STEP_S + 0.1)
-    assert live.time.is_waiting and live.shown is held
+    live.time_machine.go_to(written.started + 3 * STEP_S + 0.1)
+    assert live.time_machine.is_loading and live.viewed is held
     gate.set()
-    qtbot.waitUntil(lambda: live.shown.step == 3)
+    qtbot.waitUntil(lambda: live.viewed.step == 3)
 
 
-def test_now_is_the_end_of_the_line_and_keeps_nothing(
-    qtbot: QtBot, written: WrittenRun, live: LiveRun
-) -> None:
+def test_returning_to_now_releases_the_reader(qtbot: QtBot, written: WrittenRun, live: LiveRun) -> None:
     told: list[str] = []
-    live.time.moved.connect(lambda: told.append("moved"))
-    live.time.arrived.connect(lambda: told.append("arrived"))
-    assert not readers() and live.time.bounds is not None
-    at(qtbot, live.time, written.started + 5)
-    past = weakref.ref(live.time.past)
-    live.time.go(time.time() + 60)
+    live.time_machine.time_changed.connect(lambda: told.append("moved"))
+    live.time_machine.past_loaded.connect(lambda: told.append("arrived"))
+    assert not reader_threads() and live.time_machine.bounds is not None
+    go_and_wait(qtbot, live.time_machine, written.started + 5)
+    past = weakref.ref(live.time_machine.past_run)
+    live.time_machine.go_to(time.time() + 60)
     gc.collect()
     assert past() is None, "nothing is kept"
-    assert live.time.moment is None and live.shown is live
+    assert live.time_machine.viewed_time is None and live.viewed is live
     assert told == ["moved", "arrived", "moved", "arrived"]
-    wait_until(lambda: not readers())
-    live.time.back_to_now()
+    wait_until(lambda: not reader_threads())
+    live.time_machine.go_to_now()
     assert len(told) == 4, "one is there already"
 
 
-def test_it_plays_to_the_end(
+def test_playback_reaches_the_end(
     qtbot: QtBot, written: WrittenRun, live: LiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankdeck_app.state.time_machine._WHOLE_PLAY_S", 0.5)
+    monkeypatch.setattr("rankdeck_app.state.time_machine._PLAYBACK_S", 0.5)
     steps: list[int | None] = []
-    live.time.arrived.connect(lambda: steps.append(live.shown.step))
-    live.time.toggle_play()
-    assert live.time.is_playing
-    qtbot.waitUntil(lambda: live.time.moment is None)
-    assert not live.time.is_playing and len(set(steps)) > 2
-    live.time.toggle_play()
-    live.time.toggle_play()
-    assert live.time.moment is not None and not live.time.is_playing, "a pause stays where it is"
+    live.time_machine.past_loaded.connect(lambda: steps.append(live.viewed.step))
+    live.time_machine.toggle_play()
+    assert live.time_machine.is_playing
+    qtbot.waitUntil(lambda: live.time_machine.viewed_time is None)
+    assert not live.time_machine.is_playing and len(set(steps)) > 2
+    live.time_machine.toggle_play()
+    live.time_machine.toggle_play()
+    assert live.time_machine.viewed_time is not None and not live.time_machine.is_playing, (
+        "a pause stays where it is"
+    )
 
 
-def test_play_goes_on_from_a_moment_that_was_reached_and_after_a_pause(
+def test_playback_resumes_after_a_pause(
     qtbot: QtBot, written: WrittenRun, live: LiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankdeck_app.state.time_machine._WHOLE_PLAY_S", 2.0)
-    machine = live.time
-    at(qtbot, machine, written.started + 5)
+    monkeypatch.setattr("rankdeck_app.state.time_machine._PLAYBACK_S", 2.0)
+    machine = live.time_machine
+    go_and_wait(qtbot, machine, written.started + 5)
     for _ in range(2):
         qtbot.waitUntil(lambda: not machine._timer.isActive())
-        began = machine.moment or 0.0
+        began = machine.viewed_time or 0.0
         machine.toggle_play()
-        qtbot.waitUntil(lambda began=began: machine.moment is None or machine.moment > began)
+        qtbot.waitUntil(lambda began=began: machine.viewed_time is None or machine.viewed_time > began)
         machine.toggle_play()
-        assert machine.moment is not None and not machine.is_playing
+        assert machine.viewed_time is not None and not machine.is_playing
 
 
 @pytest.mark.parametrize("has_word", [True, False], ids=["ended", "killed"])
-def test_a_run_that_is_over_has_a_past_and_an_end(qtbot: QtBot, tmp_path: Path, has_word: bool) -> None:
+def test_an_ended_run_has_a_past(qtbot: QtBot, tmp_path: Path, has_word: bool) -> None:
     written = write_resumed(tmp_path / "runs")
     if has_word:
         written.end()
     written.lose()
     live = LiveRun(written.path)
     live.start()
-    read(live)
-    last = again_at(written) + (NUM_STEPS - KEPT) * STEP_S
-    assert live.time.bounds is not None
-    assert live.time.bounds[1] >= last and (has_word or live.time.bounds[1] < last + 1)
-    at(qtbot, live.time, again_at(written) + 5.1)
-    assert live.shown.is_live and not live.is_live and live.shown.step == KEPT + 10
+    drain_all(live)
+    last = second_start_time(written) + (NUM_STEPS - LAST_KEPT) * STEP_S
+    assert live.time_machine.bounds is not None
+    assert live.time_machine.bounds[1] >= last and (has_word or live.time_machine.bounds[1] < last + 1)
+    go_and_wait(qtbot, live.time_machine, second_start_time(written) + 5.1)
+    assert live.viewed.is_live and not live.is_live and live.viewed.step == LAST_KEPT + 10
     live.close()
 
 
@@ -223,13 +217,17 @@ def test_an_empty_run_has_no_past(qtbot: QtBot, tmp_path: Path) -> None:
     written = WrittenRun(tmp_path / "runs")
     live = LiveRun(written.path)
     live.start()
-    read(live)
+    drain_all(live)
     acts: list[Callable[[], object]] = [
-        lambda: live.time.go(5.0), live.time.go_to_start, live.time.toggle_play,
-        lambda: live.time.step_by(-1), lambda: live.time.skip(-10),
+        lambda: live.time_machine.go_to(5.0), live.time_machine.go_to_start, live.time_machine.toggle_play,
+        lambda: live.time_machine.step_by(-1), lambda: live.time_machine.skip(-10),
     ]  # fmt: skip
     for act in acts:
         act()
-        assert live.time.moment is None and live.time.bounds is None and not readers()
+        assert (
+            live.time_machine.viewed_time is None
+            and live.time_machine.bounds is None
+            and not reader_threads()
+        )
     live.close()
     written.lose()

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from rankdeck.config import from_text
-from rankdeck_app.state.toml_schema import complete, explain
+from rankdeck_app.state.toml_schema import complete, hover_text
 
 _DDP = '[strategy]\nuse = "ddp"\n'
 
 
-def offered(text: str) -> list[str]:
+def completions(text: str) -> list[str]:
     """At the end of the text."""
     lines = text.split("\n")
-    return [one.text for one in complete(text, len(lines) - 1, len(lines[-1])).candidates]
+    return [one.text for one in complete(text, len(lines) - 1, len(lines[-1])).items]
 
 
 @pytest.mark.parametrize(
@@ -45,24 +45,24 @@ def offered(text: str) -> list[str]:
         ("[train]\nsteps = 5 # see", [], []),
     ],
 )
-def test_what_fits_the_place_is_offered(text: str, some: list[str], others: list[str]) -> None:
-    found = offered(text)
+def test_completions_fit_the_position(text: str, some: list[str], others: list[str]) -> None:
+    found = completions(text)
     assert set(some) <= set(found), found
     assert not set(others) & set(found), found
     if not some:
         assert found == []
 
 
-def test_the_word_that_is_replaced_begins_where_it_does() -> None:
+def test_a_completion_replaces_the_typed_word() -> None:
     found = complete('[train]\n  precision = "b', 1, 17)
-    assert (found.start, found.word, found.candidates[0].text) == (14, '"b', '"bf16"')
+    assert (found.start, found.word, found.items[0].text) == (14, '"b', '"bf16"')
     found = complete("[train]\noptimizer.u", 1, 11)
-    assert (found.start, found.word, [one.text for one in found.candidates]) == (10, "u", ["use", "fused"])
+    assert (found.start, found.word, [one.text for one in found.items]) == (10, "u", ["use", "fused"])
 
 
-def test_what_is_offered_is_taken_by_the_engine(tmp_path: Path) -> None:
+def test_completions_are_valid_for_the_engine(tmp_path: Path) -> None:
     text = '[model]\nuse = "mlp"\n[data]\nuse = "digits"\n[strategy]\nuse = {}\n[devices]\nuse = "cpu:2"\n'
-    strategies = offered("[strategy]\nuse = ")
+    strategies = completions("[strategy]\nuse = ")
     assert len(strategies) > 8
     for name in ('"ddp"', '"single"', '"fsdp"'):
         assert name in strategies
@@ -86,6 +86,6 @@ def test_what_is_offered_is_taken_by_the_engine(tmp_path: Path) -> None:
         ("[train]\nsteps = 1", 1, 9, ""),
     ],
 )
-def test_a_key_under_the_mouse_is_explained(text: str, line: int, column: int, words: str) -> None:
-    told = explain(text, line, column)
+def test_hovering_a_key_explains_it(text: str, line: int, column: int, words: str) -> None:
+    told = hover_text(text, line, column)
     assert words in told and bool(words) == bool(told), told

@@ -18,7 +18,7 @@ def workspace(qapp: QApplication, tmp_path: Path) -> Workspace:
     return Workspace(tmp_path / "workspace.json", settings, folder=tmp_path / "work")
 
 
-def test_dialogs_begin_where_the_app_was_started(
+def test_dialogs_start_in_the_working_directory(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, home = tmp_path / "here", tmp_path / "home"
@@ -35,14 +35,14 @@ def test_dialogs_begin_where_the_app_was_started(
     assert workspace.dialog_folder == home, "a folder that is not there is none to begin in"
 
 
-def test_what_was_chosen_last_is_where_the_next_one_begins(workspace: Workspace, tmp_path: Path) -> None:
-    workspace.chose(tmp_path / "some" / "run.toml")
+def test_dialogs_start_in_the_last_chosen_folder(workspace: Workspace, tmp_path: Path) -> None:
+    workspace.remember_dialog_path(tmp_path / "some" / "run.toml")
     assert workspace.dialog_folder == tmp_path / "some"
-    workspace.chose(tmp_path)
+    workspace.remember_dialog_path(tmp_path)
     assert workspace.dialog_folder == tmp_path
 
 
-def test_a_folder_that_is_gone_is_no_reason_to_fail(
+def test_a_deleted_working_directory_is_tolerated(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"

@@ -9,25 +9,25 @@ import math
 
 import pytest
 
-from rankdeck_app.theme import BUILT_IN
+from rankdeck_app.theme import BUILT_IN_THEMES
 from rankdeck_app.theme.colors import COLORS
 from rankdeck_app.theme.qss import style_sheet
-from rankdeck_app.theme.vscode import CONTRAST_DARK, CONTRAST_LIGHT, channels
-from rankdeck_app.views.plan.row_delegate import VERDICT_LOOKS
-from rankdeck_app.widgets.run_list import OUTCOMES
+from rankdeck_app.theme.vscode import HIGH_CONTRAST_DARK, HIGH_CONTRAST_LIGHT, channels
+from rankdeck_app.views.plan.row_delegate import VERDICT_ICONS
+from rankdeck_app.widgets.run_list import OUTCOME_STYLES
 
-SAID_ANYWHERE = (
+SHARED_TEXT_COLORS = (
     "foreground descriptionForeground errorForeground textLink.foreground rankdeck.leadText rankdeck.ok"
     " editorError.foreground editorWarning.foreground editorInfo.foreground"
 )
-TEXT: dict[str, str] = {
-    "editor.background": f"{SAID_ANYWHERE} editorLineNumber.foreground breadcrumb.foreground rankdeck.number"
-    " rankdeck.axis",
+TEXT_PAIRS: dict[str, str] = {
+    "editor.background": f"{SHARED_TEXT_COLORS} editorLineNumber.foreground breadcrumb.foreground"
+    " rankdeck.number rankdeck.axis",
     "editor.lineHighlightBackground": "foreground editorLineNumber.foreground",
     "editor.findMatchHighlightBackground": "foreground",
-    "rankdeck.card.background": f"{SAID_ANYWHERE} rankdeck.axis",
-    "sideBar.background": f"{SAID_ANYWHERE} sideBar.foreground sideBarSectionHeader.foreground",
-    "panel.background": f"{SAID_ANYWHERE} panelTitle.activeForeground panelTitle.inactiveForeground",
+    "rankdeck.card.background": f"{SHARED_TEXT_COLORS} rankdeck.axis",
+    "sideBar.background": f"{SHARED_TEXT_COLORS} sideBar.foreground sideBarSectionHeader.foreground",
+    "panel.background": f"{SHARED_TEXT_COLORS} panelTitle.activeForeground panelTitle.inactiveForeground",
     "editorWidget.background": "foreground descriptionForeground",
     "editorHoverWidget.background": "editorHoverWidget.foreground",
     "titleBar.activeBackground": "titleBar.activeForeground",
@@ -58,7 +58,7 @@ TEXT: dict[str, str] = {
     "list.inactiveSelectionBackground": "list.activeSelectionForeground foreground",
     "quickInput.background": "quickInput.foreground descriptionForeground list.highlightForeground",
 }
-BELOW: dict[str, str] = {
+BACKDROPS: dict[str, str] = {
     "menubar.selectionBackground": "titleBar.activeBackground",
     "commandCenter.background": "titleBar.activeBackground",
     "commandCenter.activeBackground": "titleBar.activeBackground",
@@ -81,7 +81,7 @@ def rgb(colors: dict[str, str], key: str, below: str = "editor.background") -> R
     *own, alpha = (part / 255 for part in channels(colors[key]))
     if alpha == 1:
         return own[0], own[1], own[2]
-    ground = rgb(colors, BELOW.get(key, below))
+    ground = rgb(colors, BACKDROPS.get(key, below))
     red, green, blue = (o * alpha + g * (1 - alpha) for o, g in zip(own, ground, strict=True))
     return red, green, blue
 
@@ -95,38 +95,39 @@ def contrast(one: Rgb, other: Rgb) -> float:
     return max(a, b) / min(a, b)
 
 
-def weak_pairs(colors: dict[str, str], least: float) -> list[str]:
+def low_contrast_pairs(colors: dict[str, str], least: float) -> list[str]:
     return [
         f"{ink} on {ground}: {ratio:.2f}"
-        for ground, inks in TEXT.items()
+        for ground, inks in TEXT_PAIRS.items()
         for ink in inks.split()
         if (ratio := contrast(rgb(colors, ink), rgb(colors, ground))) < least
     ]
 
 
 def test_every_text_colour_is_in_a_pair() -> None:
-    inks = {ink for inks in TEXT.values() for ink in inks.split()}
+    inks = {ink for inks in TEXT_PAIRS.values() for ink in inks.split()}
     assert {key for key in COLORS if key.endswith("oreground")} - inks == NOT_TEXT
-    assert inks | TEXT.keys() <= COLORS.keys()
+    assert inks | TEXT_PAIRS.keys() <= COLORS.keys()
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_text_stands_off_its_ground(name: str) -> None:
-    table = BUILT_IN[name]
-    weak = weak_pairs(table.colors, 7.0 if table.is_high_contrast else 4.5)
+@pytest.mark.parametrize("name", BUILT_IN_THEMES)
+def test_text_has_enough_contrast(name: str) -> None:
+    table = BUILT_IN_THEMES[name]
+    weak = low_contrast_pairs(table.colors, 7.0 if table.is_high_contrast else 4.5)
     assert not weak, "\n".join(weak)
 
 
-def test_what_is_too_weak_is_found() -> None:
-    pale = BUILT_IN["Light Modern"].colors | {"descriptionForeground": "#9A9A9A"}
+def test_low_contrast_is_detected() -> None:
+    pale = BUILT_IN_THEMES["Light Modern"].colors | {"descriptionForeground": "#9A9A9A"}
     assert any(
-        line.startswith("descriptionForeground on editor.background") for line in weak_pairs(pale, 4.5)
+        line.startswith("descriptionForeground on editor.background")
+        for line in low_contrast_pairs(pale, 4.5)
     )
 
 
-@pytest.mark.parametrize("name", [name for name, table in BUILT_IN.items() if table.is_high_contrast])
-def test_lines_symbols_and_charts_of_high_contrast_stand_off_too(name: str) -> None:
-    colors = BUILT_IN[name].colors
+@pytest.mark.parametrize("name", [name for name, table in BUILT_IN_THEMES.items() if table.is_high_contrast])
+def test_high_contrast_lines_and_charts_have_enough_contrast(name: str) -> None:
+    colors = BUILT_IN_THEMES[name].colors
     marks = [key for key in COLORS if key.endswith("order") or key.startswith("rankdeck.kind.")]
     marks += [
         "tab.activeBorderTop",
@@ -142,18 +143,18 @@ def test_lines_symbols_and_charts_of_high_contrast_stand_off_too(name: str) -> N
     assert not weak
 
 
-@pytest.mark.parametrize("table", [CONTRAST_DARK, CONTRAST_LIGHT])
+@pytest.mark.parametrize("table", [HIGH_CONTRAST_DARK, HIGH_CONTRAST_LIGHT])
 def test_high_contrast_gives_every_id_one_colour(table: dict[str, str]) -> None:
     assert table.keys() == COLORS.keys()
 
 
-def test_only_high_contrast_draws_lines_around_all_that_can_be_used() -> None:
-    lines = {name: "dashed" in _sheet(name) for name in BUILT_IN}
-    assert lines == {name: "High Contrast" in name for name in BUILT_IN}
+def test_only_high_contrast_themes_outline_controls() -> None:
+    lines = {name: "dashed" in _sheet(name) for name in BUILT_IN_THEMES}
+    assert lines == {name: "High Contrast" in name for name in BUILT_IN_THEMES}
 
 
 def _sheet(name: str) -> str:
-    table = BUILT_IN[name]
+    table = BUILT_IN_THEMES[name]
     return style_sheet(table.colors.__getitem__, high_contrast=table.is_high_contrast)
 
 
@@ -177,7 +178,7 @@ BLINDNESS: dict[str, tuple[Rgb, Rgb, Rgb]] = {
 """Of linear RGB. Source: Machado, Oliveira and Fernandes 2009, severity 1.0."""
 
 
-def as_seen(value: Rgb, kind: str) -> Rgb:
+def simulate_blindness(value: Rgb, kind: str) -> Rgb:
     light = linear(value)
     seen = [sum(m * c for m, c in zip(row, light, strict=True)) for row in BLINDNESS[kind]]
     red, green, blue = (min(1.0, max(0.0, part)) for part in seen)
@@ -197,10 +198,10 @@ def lab(light: Rgb) -> Rgb:
 
 
 def distance(one: Rgb, other: Rgb, kind: str) -> float:
-    return math.dist(lab(as_seen(one, kind)), lab(as_seen(other, kind)))
+    return math.dist(lab(simulate_blindness(one, kind)), lab(simulate_blindness(other, kind)))
 
 
-APART = (
+DISTINCT_PAIRS = (
     ("rankdeck.lead", "rankdeck.rest"),
     ("rankdeck.lead", "rankdeck.median"),
     ("rankdeck.kind.gathered", "rankdeck.kind.parameters"),
@@ -209,34 +210,34 @@ APART = (
     ("rankdeck.heat.0", "rankdeck.heat.2"),
     ("rankdeck.heat.2", "rankdeck.heat.4"),
 )
-LEAST = 20.0
+MIN_DISTANCE = 20.0
 """In CIELAB, where 2.3 is the least that is noticed side by side: told apart across a chart."""
 
 
-@pytest.mark.parametrize(("name", "kind"), list(itertools.product(BUILT_IN, BLINDNESS)))
-def test_the_lead_is_told_from_the_rest_by_who_sees_few_colours(name: str, kind: str) -> None:
-    colors = BUILT_IN[name].colors
+@pytest.mark.parametrize(("name", "kind"), list(itertools.product(BUILT_IN_THEMES, BLINDNESS)))
+def test_colour_blind_users_can_tell_the_lead_from_the_rest(name: str, kind: str) -> None:
+    colors = BUILT_IN_THEMES[name].colors
     near = {
         pair: found
-        for pair in APART
-        if (found := distance(rgb(colors, pair[0]), rgb(colors, pair[1]), kind)) < LEAST
+        for pair in DISTINCT_PAIRS
+        if (found := distance(rgb(colors, pair[0]), rgb(colors, pair[1]), kind)) < MIN_DISTANCE
     }
     assert not near
 
 
-def test_red_and_green_would_not_do() -> None:
+def test_red_and_green_are_too_close() -> None:
     """The negative control: what others mark good and bad with is one colour to some."""
     good, bad = (0.25, 0.55, 0.2), (0.55, 0.42, 0.13)
-    assert distance(good, bad, "deuteranopia") < LEAST < distance((0, 0, 0), (1, 1, 1), "deuteranopia")
+    assert distance(good, bad, "deuteranopia") < MIN_DISTANCE < distance((0, 0, 0), (1, 1, 1), "deuteranopia")
 
 
-def test_verdicts_and_outcomes_have_a_sign_of_their_own_beside_colour() -> None:
-    verdicts = [icon for icon, _ in VERDICT_LOOKS.values()]
-    outcomes = [icon for icon, _, _ in OUTCOMES.values()]
+def test_verdicts_and_outcomes_have_distinct_icons() -> None:
+    verdicts = [icon for icon, _ in VERDICT_ICONS.values()]
+    outcomes = [icon for icon, _, _ in OUTCOME_STYLES.values()]
     assert len(set(verdicts)) == len(verdicts) and len(set(outcomes)) == len(outcomes)
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_raw_losses_are_seen_on_their_card(name: str) -> None:
-    colors = BUILT_IN[name].colors
+@pytest.mark.parametrize("name", BUILT_IN_THEMES)
+def test_raw_losses_are_visible_on_a_card(name: str) -> None:
+    colors = BUILT_IN_THEMES[name].colors
     assert contrast(rgb(colors, "rankdeck.lossRaw"), rgb(colors, "rankdeck.card.background")) >= 2

@@ -8,8 +8,8 @@ from PySide6.QtGui import QIcon, QImage, QPalette
 from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.theme import BUILT_IN, Theme, ThemeError, set_look
-from rankdeck_app.theme.icons import CODEPOINTS, FONT_FILE, _family
+from rankdeck_app.theme import BUILT_IN_THEMES, Theme, ThemeError, set_style_properties
+from rankdeck_app.theme.icons import CODEPOINTS, FONT_FILE, _font_family
 from rankdeck_app.theme.qss import style_sheet
 from rankdeck_app.theme.theme import prefer_families
 
@@ -18,13 +18,13 @@ def pixels(icon: QIcon, side: int = 24) -> QImage:
     return icon.pixmap(QSize(side, side)).toImage()
 
 
-def inked(image: QImage) -> int:
+def count_painted_pixels(image: QImage) -> int:
     return sum(
         image.pixelColor(x, y).alpha() > 0 for x in range(image.width()) for y in range(image.height())
     )
 
 
-def test_a_theme_changes_palette_style_sheet_and_tells(qapp: QApplication) -> None:
+def test_a_theme_changes_palette_and_style_sheet_and_signals(qapp: QApplication) -> None:
     theme, heard = Theme(), list[str]()
     theme.apply()
     theme.changed.connect(lambda: heard.append(theme.name))
@@ -37,7 +37,7 @@ def test_a_theme_changes_palette_style_sheet_and_tells(qapp: QApplication) -> No
     assert heard == ["Light Modern"]
 
 
-def test_a_theme_that_cannot_be_used_leaves_the_old_one(qapp: QApplication, tmp_path: Path) -> None:
+def test_an_invalid_theme_keeps_the_old_one(qapp: QApplication, tmp_path: Path) -> None:
     theme = Theme()
     with pytest.raises(ThemeError, match="Use Dark Modern, Light Modern, Dark High"):
         theme.load("Solarised")
@@ -46,7 +46,7 @@ def test_a_theme_that_cannot_be_used_leaves_the_old_one(qapp: QApplication, tmp_
     assert theme.name == "Dark Modern"
 
 
-def test_alpha_is_last_in_vs_code_and_understood_by_qt(qapp: QApplication, tmp_path: Path) -> None:
+def test_vs_code_alpha_is_converted_for_qt(qapp: QApplication, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text('{"type": "dark", "colors": {"focusBorder": "#11223344"}}')
     theme = Theme()
@@ -55,16 +55,14 @@ def test_alpha_is_last_in_vs_code_and_understood_by_qt(qapp: QApplication, tmp_p
     assert theme.hex("focusBorder") == "rgba(17,34,51,68)"
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_the_style_sheet_knows_every_id_that_it_names(qapp: QApplication, name: str) -> None:
+@pytest.mark.parametrize("name", BUILT_IN_THEMES)
+def test_every_id_of_the_style_sheet_has_a_colour(qapp: QApplication, name: str) -> None:
     theme = Theme()
     theme.load(name)
     assert "@" not in style_sheet(theme.hex)
 
 
-def test_labels_of_code_have_the_face_that_is_preferred(
-    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_labels_use_the_preferred_font(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankdeck_app.theme.qss.MONO_FAMILIES", families := ["monospace"])
     monkeypatch.setattr("rankdeck_app.theme.theme.MONO_FAMILIES", families)
     label = QLabel("x = 1")
@@ -88,33 +86,33 @@ def test_the_lead_is_amber_in_both_themes(qapp: QApplication) -> None:
 def test_every_icon_is_a_glyph_of_the_font(qapp: QApplication) -> None:
     from PySide6.QtGui import QRawFont
 
-    _family()
+    _font_family()
     font = QRawFont(str(FONT_FILE), 16)
     assert [name for name, code in CODEPOINTS.items() if not font.supportsCharacter(code)] == []
     assert (FONT_FILE.parent / "codicon-LICENSE.txt").read_text().startswith("codicon.ttf is the icon font")
 
 
-def test_an_icon_is_drawn_in_the_theme_s_colour_and_follows_a_change(qapp: QApplication) -> None:
+def test_icons_follow_a_theme_change(qapp: QApplication) -> None:
     theme = Theme()
     icon = theme.icon("primitive-square", "focusBorder")
     copy = QIcon(icon)
     dark = pixels(icon)
-    assert inked(dark) > 20
+    assert count_painted_pixels(dark) > 20
     theme.load("Light Modern")
     light = pixels(copy)
-    assert inked(light) == inked(dark) and light != dark
+    assert count_painted_pixels(light) == count_painted_pixels(dark) and light != dark
 
 
-def test_an_unknown_icon_is_an_error_of_ours(qapp: QApplication) -> None:
+def test_an_unknown_icon_raises(qapp: QApplication) -> None:
     with pytest.raises(AssertionError, match="no icon"):
         Theme().icon("no-such-icon")
 
 
-def test_a_look_can_be_changed_while_shown(qtbot: QtBot) -> None:
+def test_style_properties_can_change_while_visible(qtbot: QtBot) -> None:
     Theme().apply()
     button = QPushButton("Launch")
     qtbot.addWidget(button)
     button.show()
     before = button.grab().toImage()
-    set_look(button, kind="primary")
+    set_style_properties(button, kind="primary")
     assert button.grab().toImage() != before

@@ -8,13 +8,13 @@ import pytest
 
 from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
 from rankdeck_app.theme.vscode import (
-    BASES,
+    BASE_COLORS,
     ThemeError,
     channels,
     load_vscode_theme,
-    mixed,
-    normal_hex,
-    parse_relaxed_json,
+    mix_colors,
+    normalize_hex,
+    parse_jsonc,
 )
 
 KINDS = (
@@ -47,13 +47,13 @@ SOLARIZED = """
 
 
 def test_both_own_themes_have_real_colours() -> None:
-    assert all(normal_hex(value) == value for table in (DARK, LIGHT) for value in table.values())
+    assert all(normalize_hex(value) == value for table in (DARK, LIGHT) for value in table.values())
 
 
-def test_derived_colours_lead_to_ids_that_exist_and_never_in_a_circle() -> None:
+def test_derived_colours_refer_to_known_ids_without_cycles() -> None:
     def depth(key: str, seen: tuple[str, ...] = ()) -> None:
         assert key in COLORS and key not in seen, (*seen, key)
-        rule = COLORS[key].foreign
+        rule = COLORS[key].fallback
         for other in (rule.base, rule.over) if isinstance(rule, Mix) else filter(None, [rule]):
             depth(other, (*seen, key))
 
@@ -61,7 +61,7 @@ def test_derived_colours_lead_to_ids_that_exist_and_never_in_a_circle() -> None:
         depth(key)
 
 
-def test_every_memory_kind_of_the_design_has_a_colour_and_only_gathered_is_hot() -> None:
+def test_memory_kinds_have_colours_and_only_gathered_is_warm() -> None:
     for table in (DARK, LIGHT):
         for kind in KINDS:
             red, _, blue, _ = channels(table[f"rankdeck.kind.{kind}"])
@@ -70,24 +70,24 @@ def test_every_memory_kind_of_the_design_has_a_colour_and_only_gathered_is_hot()
 
 def test_json_with_comments_and_trailing_commas_is_read() -> None:
     text = '{"a": "x // y", /* , */ "b": [1, 2,], "c": "/* z */,}", }'
-    assert parse_relaxed_json(text) == {"a": "x // y", "b": [1, 2], "c": "/* z */,}"}
+    assert parse_jsonc(text) == {"a": "x // y", "b": [1, 2], "c": "/* z */,}"}
 
 
 @pytest.mark.parametrize(
     ("value", "normal"),
     [("#abc", "#AABBCC"), ("#abcd", "#AABBCCDD"), ("#0078d4", "#0078D4"), ("#0078d480", "#0078D480")],
 )
-def test_short_colours_are_written_out(value: str, normal: str) -> None:
-    assert normal_hex(value) == normal
+def test_short_colours_are_expanded(value: str, normal: str) -> None:
+    assert normalize_hex(value) == normal
 
 
 @pytest.mark.parametrize("value", ["red", "#12", "#12345", "0078D4", ""])
-def test_what_is_no_colour_is_refused(value: str) -> None:
+def test_an_invalid_colour_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="no colour"):
-        normal_hex(value)
+        normalize_hex(value)
 
 
-def test_a_foreign_theme_keeps_its_colours_and_fills_the_rest_from_them(tmp_path: Path) -> None:
+def test_missing_colours_are_derived_from_the_themes_own(tmp_path: Path) -> None:
     path = tmp_path / "solarized.json"
     path.write_text(SOLARIZED)
     table = load_vscode_theme(path)
@@ -96,11 +96,11 @@ def test_a_foreign_theme_keeps_its_colours_and_fills_the_rest_from_them(tmp_path
     assert table.colors["editor.background"] == table.colors["sideBar.background"] == "#002B36"
     assert channels(table.colors["focusBorder"]) == (0x2A, 0xA1, 0x98, 0xEE)
     assert table.colors["list.hoverBackground"] == "#00444488"
-    assert table.colors["descriptionForeground"] == mixed("#002B36", "#93A1A1", 0.7)
+    assert table.colors["descriptionForeground"] == mix_colors("#002B36", "#93A1A1", 0.7)
     assert table.colors["rankdeck.lead"] == DARK["rankdeck.lead"]
 
 
-def test_an_included_theme_lies_below_and_gives_the_kind(tmp_path: Path) -> None:
+def test_an_included_theme_is_overridden_and_sets_the_kind(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "light.json").write_text(
         json.dumps({"type": "light", "colors": {"editor.background": "#FFFFF0", "foreground": "#111111"}})
@@ -125,15 +125,15 @@ def test_an_included_theme_lies_below_and_gives_the_kind(tmp_path: Path) -> None
         ("hc-light", "high contrast light"),
     ],
 )
-def test_what_a_theme_leaves_open_is_that_of_its_own_kind(tmp_path: Path, told: str, kind: str) -> None:
+def test_missing_colours_come_from_the_base_theme_of_the_kind(tmp_path: Path, told: str, kind: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"type": told, "colors": {"foreground": "#EFEFEF"}}))
     table = load_vscode_theme(path)
     assert table.kind == kind and table.is_light is kind.endswith("light")
     assert table.is_high_contrast is kind.startswith("high")
-    assert table.colors["editor.background"] == BASES[kind]["editor.background"]
+    assert table.colors["editor.background"] == BASE_COLORS[kind]["editor.background"]
     if table.is_high_contrast:
-        assert table.colors["disabledForeground"] == BASES[kind]["disabledForeground"], "no mix"
+        assert table.colors["disabledForeground"] == BASE_COLORS[kind]["disabledForeground"], "no mix"
 
 
 def test_without_a_type_the_background_decides(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_without_a_type_the_background_decides(tmp_path: Path) -> None:
         ('{"include": "gone.json"}', "cannot be read"),
     ],
 )
-def test_a_theme_that_cannot_be_used_says_which_file_and_why(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_theme_names_its_file_and_the_error(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(text)
     with pytest.raises(ThemeError, match=r"\.json") as caught:
@@ -161,7 +161,7 @@ def test_a_theme_that_cannot_be_used_says_which_file_and_why(tmp_path: Path, tex
     assert says in str(caught.value)
 
 
-HOSTILE = {
+HOSTILE_FILES = {
     "a number of 10,000 digits": '{"colors": {"foreground": %s}}' % ("9" * 10_000),
     "deep nesting": '{"colors": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}}",
     "a NUL in the include": r'{"include": "a\u0000b.json"}',
@@ -178,20 +178,18 @@ HOSTILE = {
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_theme_from_anywhere_is_refused_in_a_sentence_and_never_waited_for(
-    tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", HOSTILE_FILES)
+def test_hostile_theme_files_are_refused_without_blocking(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "circle").symlink_to("circle")
     theme = tmp_path / "theme.json"
-    theme.write_text(HOSTILE[name])
+    theme.write_text(HOSTILE_FILES[name])
     with pytest.raises(ThemeError) as caught:
         load_vscode_theme(theme)
     assert len(str(caught.value)) < 1_000 and "\0" not in str(caught.value)
 
 
-def test_includes_have_an_end_and_a_name_is_a_text(tmp_path: Path) -> None:
+def test_the_include_depth_and_the_name_are_checked(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"{number}.json").write_text(json.dumps({"name": [1], "include": f"{number + 1}.json"}))
     (tmp_path / "40.json").write_text("{}")

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication
 from rankdeck_app.composition import App
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.window import MainWindow
-from tests.helpers.app_window import leave_sampler_out
+from tests.helpers.app_window import disable_sampler
 from tests.helpers.every_view import EveryView
 from tests.helpers.written_run import WrittenRun
 
@@ -29,7 +29,7 @@ def make_app(
         services = make_services(workspace=tmp_path / "workspace")
         services.settings.set("plan.automatic", False)  # seconds of a core that only tests of plans need
         app = App(make_window(services))
-        leave_sampler_out(app)
+        disable_sampler(app)
         made.append(app)
         app.start()
         return app

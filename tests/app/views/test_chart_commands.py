@@ -27,51 +27,51 @@ NAMES = [
 ]  # fmt: skip
 
 
-def test_cards_are_reached_by_keys_and_commands(
+def test_keys_and_commands_act_on_cards(
     qtbot: QtBot, app: App, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     commands, keymap = app.window.commands, app.window.keymap
     assert all(keymap.text_for(f"chart.{name}") for name in NAMES)
-    assert not any(commands.enabled(f"chart.{name}") for name in NAMES), "no cards, no commands"
+    assert not any(commands.is_enabled(f"chart.{name}") for name in NAMES), "no cards, no commands"
     run = WrittenRun(tmp_path / "runs")
-    run.begin(devices=device_infos(2))
-    run.steps(0, 1, [4.0, 3.9, 3.8])
+    run.start(devices=device_infos(2))
+    run.write_steps(0, 1, [4.0, 3.9, 3.8])
     open_run(app, run.path)
     page = app.window.editor.active_page()
     assert isinstance(page, RunPage)
     qtbot.waitUntil(lambda: page.run.step == 3 and page._layout_kind == "dp")
-    assert all(commands.enabled(f"chart.{name}") for name in NAMES)
+    assert all(commands.is_enabled(f"chart.{name}") for name in NAMES)
     page.cards["loss"].body.setFocus()
-    assert page.grid.in_hand == "loss"
+    assert page.grid.active_name == "loss"
     with qtbot.waitActive(app.window):
         app.window.activateWindow()
     for key in (Qt.Key.Key_K, Qt.Key.Key_M):
         qtbot.keyClick(page.cards["loss"].body, key, Qt.KeyboardModifier.ControlModifier)
-    assert page.grid.shown == ["loss"]
+    assert page.grid.visible_names == ["loss"]
     qtbot.keyClick(page.cards["loss"], Qt.Key.Key_Escape)
-    assert len(page.grid.shown) == 6
+    assert len(page.grid.visible_names) == 6
     for name in ("log", "smoother", "xAxis"):
         commands.run(f"chart.{name}")
-    assert page.cards["loss"].body.style.words()[0] == "log · smoothed 0.98 · by time"
+    assert page.cards["loss"].body.style.texts()[0] == "log · smoothed 0.98 · by time"
     commands.run("chart.moveBack")
-    assert page.grid.shown.index("loss") == 3
+    assert page.grid.visible_names.index("loss") == 3
     commands.run("chart.copy")
     assert not QGuiApplication.clipboard().pixmap().isNull()
     for suffix in ("png", "svg", "csv"):
         file = tmp_path / f"loss.{suffix}"
         monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_args, file=file: (str(file), ""))
         commands.run(f"chart.{suffix}")
-        app.session.disk.settle()
+        app.session.io_thread.wait_for_done()
         assert file.stat().st_size > 30
     commands.run("chart.hide")
-    assert "loss" not in page.grid.shown and "loss" in page.grid.hidden
+    assert "loss" not in page.grid.visible_names and "loss" in page.grid.hidden
     commands.run("chart.resetLayout")
-    assert page.grid.layout_state() == {} and not page.cards["loss"].body.style.words()
+    assert page.grid.layout_state() == {} and not page.cards["loss"].body.style.texts()
     run.lose()
 
 
 def test_the_menu_of_a_card_shows_the_keys_of_its_commands(qtbot: QtBot, app: App, tmp_path: Path) -> None:
-    page, keymap = opened(qtbot, app, tmp_path), app.window.keymap
+    page, keymap = open_run_page(qtbot, app, tmp_path), app.window.keymap
     keymap.set_keys("chart.hide", ("Ctrl+Alt+H",))
     menu = page.cards["loss"].build_menu()
     keys = dict(text.split("\t") for action in menu.actions() if "\t" in (text := action.text()))
@@ -87,14 +87,14 @@ def test_the_menu_of_a_card_shows_the_keys_of_its_commands(qtbot: QtBot, app: Ap
     menu = plan.findChildren(ChartCard)[0].build_menu()
     assert not any("\t" in action.text() for action in menu.actions()), "where keys do nothing none are shown"
     menu.deleteLater()
-    assert app.session.disk.settle()
+    assert app.session.io_thread.wait_for_done()
 
 
-def opened(qtbot: QtBot, app: App, tmp_path: Path) -> RunPage:
+def open_run_page(qtbot: QtBot, app: App, tmp_path: Path) -> RunPage:
     """The tab of a run of two steps."""
     run = WrittenRun(tmp_path / "runs", "first")
-    run.begin(devices=device_infos(2))
-    run.steps(0, 1, [4.0, 3.9])
+    run.start(devices=device_infos(2))
+    run.write_steps(0, 1, [4.0, 3.9])
     run.end()
     open_run(app, run.path)
     page = app.window.editor.active_page()
@@ -116,25 +116,25 @@ def asked(monkeypatch: MonkeyPatch, tmp_path: Path) -> list[str]:
     return found
 
 
-def _said(app: App) -> Notification:
+def _last_toast(app: App) -> Notification:
     """Once the disk has done all that it was asked for."""
-    assert app.session.disk.settle()
+    assert app.session.io_thread.wait_for_done()
     return app.window.toasts.history[-1]
 
 
-def test_an_export_is_named_after_run_and_card_and_its_folder_is_offered(
+def test_an_export_is_named_after_run_and_card(
     qtbot: QtBot, app: App, asked: list[str], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     shown = list[Path]()
     monkeypatch.setattr(app.exports, "_reveal", shown.append)
-    page, last_folder = opened(qtbot, app, tmp_path), Path.cwd()
+    page, last_folder = open_run_page(qtbot, app, tmp_path), Path.cwd()
     for kind in ("png", "svg", "csv"):
         menu = page.cards["loss"].build_menu()
         next(one for one in menu.actions() if one.text().startswith(f"Export {kind.upper()}…")).trigger()
         menu.deleteLater()
         assert asked.pop() == str(last_folder / f"first - Training loss.{kind}") and not asked
         last_folder = tmp_path
-        notice = _said(app)
+        notice = _last_toast(app)
         assert notice.text == f"{tmp_path}/out.{kind} holds Training loss." and notice.tone == "info"
         assert (tmp_path / f"out.{kind}").is_file()
         ((label, open_folder),) = notice.actions
@@ -142,19 +142,21 @@ def test_an_export_is_named_after_run_and_card_and_its_folder_is_offered(
         assert label == "Open Its Folder" and shown.pop() == tmp_path and not shown
 
 
-def test_the_disk_writes_what_the_click_saw(qtbot: QtBot, app: App, asked: list[str], tmp_path: Path) -> None:
-    page, gate = opened(qtbot, app, tmp_path), Event()
-    app.session.disk.do(gate.wait)
-    page.cards["loss"].ask_export("csv")
+def test_an_export_writes_the_data_shown_at_the_click(
+    qtbot: QtBot, app: App, asked: list[str], tmp_path: Path
+) -> None:
+    page, gate = open_run_page(qtbot, app, tmp_path), Event()
+    app.session.io_thread.submit(gate.wait)
+    page.cards["loss"].request_export("csv")
     assert asked and not (tmp_path / "out.csv").exists(), "the click is over, and nothing is written"
-    page.run.fold.losses._all_parts()[0].append_many([3.0], [[1.0]] * 4)
+    page.run.state.losses._get_parts()[0].append_many([3.0], [[1.0]] * 4)
     gate.set()
-    assert "holds" in _said(app).text
+    assert "holds" in _last_toast(app).text
     rows = (tmp_path / "out.csv").read_text().splitlines()
     assert rows[:2] == ["step,loss,ema,held_out", "1,4,4,"] and [row[:6] for row in rows[2:]] == ["2,3.9,"]
 
 
-def test_an_export_that_fails_is_told_and_leaves_what_was_there(
+def test_a_failed_export_shows_an_error_and_keeps_the_old_file(
     qtbot: QtBot, app: App, asked: list[str], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     file = tmp_path / "out.csv"
@@ -165,29 +167,29 @@ def test_an_export_that_fails_is_told_and_leaves_what_was_there(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     app.exports.write(file, run_full, "never said")
-    notice = _said(app)
+    notice = _last_toast(app)
     assert notice.tone == "error" and "No space left on device" in notice.text and "Make room" in notice.text
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(tmp_path / "gone" / "out.csv"), ""))
-    opened(qtbot, app, tmp_path).cards["loss"].ask_export("csv")
-    notice = _said(app)
+    open_run_page(qtbot, app, tmp_path).cards["loss"].request_export("csv")
+    notice = _last_toast(app)
     assert notice.tone == "error" and "cannot be written: No such file" in notice.text
     assert file.read_text() == "before" and not list(tmp_path.glob(".*.new"))
 
 
-def test_a_title_becomes_the_name_of_a_file_on_any_system() -> None:
+def test_titles_become_portable_file_names() -> None:
     assert file_name("GPT · DP · 4", "VRAM over time") == "GPT · DP · 4 - VRAM over time"
     assert file_name('lr 1/2: "why"?\n', "train\\loss") == "lr 1-2- -why--- - train-loss"
     assert file_name("../..", "a.") == "-.. - a"
     assert 190 < len(file_name("손실" * 200, "loss").encode()) <= 200
 
 
-def test_every_chart_is_exported_under_the_name_of_its_page(app: App, asked: list[str]) -> None:
+def test_exports_are_named_after_their_page(app: App, asked: list[str]) -> None:
     for page_id in ("plan:", "strategy:ddp"):
         asked.clear()
         page = app.window.editor.open(page_id)
         cards = page.findChildren(ChartCard)
         for card in cards:
-            card.ask_export("csv")
+            card.request_export("csv")
         expected = [file_name(page.title, card.title) for card in cards if "csv" in card.file_kinds]
         assert [Path(one).stem for one in asked] == expected != []
-        assert app.session.disk.settle()
+        assert app.session.io_thread.wait_for_done()

@@ -15,7 +15,7 @@ from rankdeck_app.composition import App
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard import run_figures, run_status
+from rankdeck_app.views.dashboard import run_chart_data, run_status
 from rankdeck_app.views.dashboard.page import RunPage
 from tests.helpers.app_window import open_run
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
@@ -37,62 +37,62 @@ def follow(qtbot: QtBot, written: WrittenRun) -> Iterator[Callable[[], LiveRun]]
         live.close()
 
 
-def of_hosts(num_hosts: int, of_each: int) -> list[events.DeviceInfo]:
+def device_infos_of_hosts(num_hosts: int, of_each: int) -> list[events.DeviceInfo]:
     infos = device_infos(num_hosts * of_each)
     return [msgspec.structs.replace(one, host=f"box{one.index // of_each}") for one in infos]
 
 
-def read(written: WrittenRun, host: int, devices: Sequence[int]) -> None:
+def write_sample(written: WrittenRun, host: int, devices: Sequence[int]) -> None:
     """A second of what the sampler of a host reads."""
     busy = [events.DeviceSample(device=index, utilisation=0.5) for index in devices]
     written.writer(f"sampler-box{host}").write(events.Sample(interval_s=1.0, devices=busy))
 
 
-def test_every_row_knows_its_host(written: WrittenRun, follow: Callable[[], LiveRun]) -> None:
-    written.begin(devices=of_hosts(2, 2))
-    written.memory(0, 1, {index: {"parameters": 3 * MIB} for index in range(4)})
+def test_every_row_names_its_host(written: WrittenRun, follow: Callable[[], LiveRun]) -> None:
+    written.start(devices=device_infos_of_hosts(2, 2))
+    written.write_memory(0, 1, {index: {"parameters": 3 * MIB} for index in range(4)})
     live = follow()
     hosts = ["box0", "box0", "box1", "box1"]
-    assert [bar.host for bar in run_figures.bars(live).bars] == hosts
-    assert list(run_figures.heat(live).hosts) == hosts
-    assert [row.host for row in run_figures.anatomy(live).rows] == hosts
-    assert run_figures.bars(live).bars[3].label == "box1 Virtual 3" and not live.is_by_hosts
+    assert [bar.host for bar in run_chart_data.bars(live).bars] == hosts
+    assert list(run_chart_data.heat(live).hosts) == hosts
+    assert [row.host for row in run_chart_data.anatomy(live).rows] == hosts
+    assert run_chart_data.bars(live).bars[3].label == "box1 Virtual 3" and not live.is_grouped_by_host
 
 
-def test_of_many_devices_the_fullest_of_each_host_has_a_row(
+def test_many_devices_are_shown_as_the_fullest_of_each_host(
     qtbot: QtBot, written: WrittenRun, follow: Callable[[], LiveRun]
 ) -> None:
-    written.begin(devices=of_hosts(5, 8))
+    written.start(devices=device_infos_of_hosts(5, 8))
     held = {index: {"parameters": (3 + (index % 8 == 5) * (1 + index)) * MIB} for index in range(40)}
-    written.memory(0, 1, held)
+    written.write_memory(0, 1, held)
     live = follow()
-    qtbot.waitUntil(lambda: live.drain() is not None and live.rows[0].device == 5)
-    assert [one.device for one in live.rows] == [5, 13, 21, 29, 37] and len(live.devices) == 40
-    figure = run_figures.bars(live)
+    qtbot.waitUntil(lambda: live.drain() is not None and live.charted_devices[0].device == 5)
+    assert [one.device for one in live.charted_devices] == [5, 13, 21, 29, 37] and len(live.devices) == 40
+    figure = run_chart_data.bars(live)
     assert [bar.label for bar in figure.bars][:2] == ["box0 Virtual 5", "box1 Virtual 13"]
     assert [bar.total_bytes for bar in figure.bars] == [(4 + index) * MIB for index in (5, 13, 21, 29, 37)]
     assert figure.imbalance is not None and figure.imbalance.device == 4
-    assert run_figures.bars_subtitle(live, figure)[0].startswith("fullest of each host; ")
-    assert len(run_figures.heat(live).labels) == len(run_figures.band(live).labels) == 5
+    assert run_chart_data.bars_subtitle(live, figure)[0].startswith("fullest of each host; ")
+    assert len(run_chart_data.heat(live).labels) == len(run_chart_data.band(live).labels) == 5
 
 
 def test_many_devices_of_one_host_all_have_rows(written: WrittenRun, follow: Callable[[], LiveRun]) -> None:
-    written.begin(devices=device_infos(40))
-    assert len(follow().rows) == 40
+    written.start(devices=device_infos(40))
+    assert len(follow().charted_devices) == 40
 
 
-def test_a_host_that_falls_silent_is_named_and_its_figures_are_old(
+def test_a_silent_host_is_named_and_its_readings_are_stale(
     qtbot: QtBot, written: WrittenRun, follow: Callable[[], LiveRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written.begin(devices=of_hosts(2, 1))
-    written.memory(0, 1, {index: {"parameters": 3 * MIB} for index in range(2)})
-    written.steps(0, 1, [2.0])
+    written.start(devices=device_infos_of_hosts(2, 1))
+    written.write_memory(0, 1, {index: {"parameters": 3 * MIB} for index in range(2)})
+    written.write_steps(0, 1, [2.0])
     for host in range(2):
-        read(written, host, [host])
+        write_sample(written, host, [host])
     live = follow()
-    qtbot.waitUntil(lambda: live.drain() is not None and all(one.read_s for one in live.devices))
+    qtbot.waitUntil(lambda: live.drain() is not None and all(one.observed_s for one in live.devices))
     assert not live.silent_hosts and run_status.headline(live) is None
-    live._heard._heard_s["box1"] -= 61.0
+    live._host_liveness._last_heard_s["box1"] -= 61.0
     live.drain()
     assert live.silent_hosts.keys() == {"box1"}
     assert run_status.headline(live) == (
@@ -100,10 +100,10 @@ def test_a_host_that_falls_silent_is_named_and_its_figures_are_old(
         "box1 has told nothing for 1:01.",
         "What is shown of it is old.",
     )
-    assert [bar.is_old for bar in run_figures.bars(live).bars] == [False, True]
-    read(written, 1, [1])
+    assert [bar.is_stale for bar in run_chart_data.bars(live).bars] == [False, True]
+    write_sample(written, 1, [1])
     qtbot.waitUntil(lambda: live.drain() is not None and not live.silent_hosts)
-    live._heard._heard_s["box1"] -= 60.0
+    live._host_liveness._last_heard_s["box1"] -= 60.0
     written.end()
     qtbot.waitUntil(lambda: live.drain() is not None and live.is_over)
     assert not live.silent_hosts, "of a run that is over nothing more is told"
@@ -116,7 +116,7 @@ def test_a_host_that_falls_silent_is_named_and_its_figures_are_old(
 def test_the_banner_names_host_and_rank(
     written: WrittenRun, follow: Callable[[], LiveRun], rank: int | None, message: str, words: str
 ) -> None:
-    written.begin(world_size=2, devices=of_hosts(2, 1))
+    written.start(world_size=2, devices=device_infos_of_hosts(2, 1))
     problem = Problem("rank-killed", message, rank=rank)
     written.writer("supervisor").write(events.ProblemRaised(problem=problem))
     written.end("failed", 1)
@@ -124,12 +124,12 @@ def test_the_banner_names_host_and_rank(
     assert headline is not None and headline[:2] == ("error", words)
 
 
-def test_what_is_used_is_told_by_host_and_by_the_place_there(
+def test_device_usage_is_reported_by_host_and_index(
     qtbot: QtBot, make_app: Callable[[], App], written: WrittenRun
 ) -> None:
     app = make_app()
-    written.begin(devices=of_hosts(2, 2))
-    written.memory(0, 1, {index: {"parameters": (1 + index) * MIB} for index in range(4)})
+    written.start(devices=device_infos_of_hosts(2, 2))
+    written.write_memory(0, 1, {index: {"parameters": (1 + index) * MIB} for index in range(4)})
     open_run(app, written.path)
     qtbot.waitUntil(lambda: app.tabs.usages()[1].get("box1", {}).get(1, (None,))[0] == 4 * MIB, timeout=5000)
     kind, usages = app.tabs.usages()
@@ -140,11 +140,11 @@ def test_what_is_used_is_told_by_host_and_by_the_place_there(
     assert [leads for _, _, leads in usages["box1"].values()] == [False, True]
 
 
-def test_a_frame_that_took_much_leaves_drawing_to_the_next_once(written: WrittenRun, qtbot: QtBot) -> None:
+def test_a_slow_frame_postpones_drawing_by_one_frame(written: WrittenRun, qtbot: QtBot) -> None:
     live = LiveRun(written.path)
     page = RunPage(live, Theme(), FrameClock(60), run_command=lambda _command: None)
     qtbot.addWidget(page)
     long_ago_s = time.thread_time() - 1.0
-    assert [page._puts_off("cards", long_ago_s) for _ in range(4)] == [True, False, True, False]
-    assert not page._puts_off("plots", time.thread_time())
+    assert [page._should_postpone("cards", long_ago_s) for _ in range(4)] == [True, False, True, False]
+    assert not page._should_postpone("plots", time.thread_time())
     live.close()

@@ -21,11 +21,11 @@ from rankdeck_app.views.config_page import ConfigPage
 from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.widgets.form import Field
 from tests.helpers.own_scripts import launch_view
-from tests.helpers.wrong_configs import WRONG, Wrong
+from tests.helpers.wrong_configs import WRONG, WrongConfig
 
 ASYNC = '[strategy]\nuse = "pipeline-async"\n[train]\nclip_norm = 1.0\n[devices]\nuse = "cpu:4"\n'
 # Only the text has a place for these: names that there are not, whole tables, and what is in no form.
-IN_THE_TEXT = {
+WITHOUT_FIELD = {
     "train", "folder", "trian", "train.stpes", "train.qqq", "strategy.bucket", "train.optimizer.eps",
     "train.compile", "rehearsal.device_gflops", "rehearsal.pace",
 }  # fmt: skip
@@ -51,32 +51,32 @@ def view(qtbot: QtBot, draft: Draft, tmp_path: Path) -> Iterator[LaunchView]:
     gpus.close()
 
 
-def is_in_sight(view: LaunchView, widget: QWidget) -> bool:
+def is_widget_visible(view: LaunchView, widget: QWidget) -> bool:
     return widget.isVisible() and not widget.visibleRegion().isEmpty()
 
 
-def test_every_mistake_leads_to_its_field_or_its_line_and_its_cure_mends_it(
-    draft: Draft, view: LaunchView
-) -> None:
-    """In one window: each of them is a case of `lead`, which names it where it fails."""
+def test_every_mistake_leads_to_its_field_or_line_and_fix(draft: Draft, view: LaunchView) -> None:
+    """In one window: each of them is a case of `check_mistake`, which names it where it fails."""
     for wrong in WRONG:
-        lead(draft, view, wrong)
+        check_mistake(draft, view, wrong)
 
 
-def lead(draft: Draft, view: LaunchView, wrong: Wrong) -> None:
+def check_mistake(draft: Draft, view: LaunchView, wrong: WrongConfig) -> None:
     name = f"{wrong.code} at {wrong.path}"
     draft.replace(wrong.text, folder=draft.folder, stem="run")
     (problem,) = draft.problems
     view.show_state(problem, 0, None)
-    said = view.footer.blocker
-    assert said.words.text() == problem.sentence and said.fix.isVisible() == wrong.has_fix, name
+    said = view.footer.blocker_banner
+    assert said.message.text() == problem.sentence and said.fix_button.isVisible() == wrong.has_fix, name
     has_field = view.reveal(problem)
     assert has_field or problem.line is not None, name
-    assert has_field == (wrong.path not in IN_THE_TEXT), name
-    assert said.where.text() == ("Show the Field" if has_field else f"Go to Line {problem.line}"), name
+    assert has_field == (wrong.path not in WITHOUT_FIELD), name
+    assert said.location_button.text() == ("Show the Field" if has_field else f"Go to Line {problem.line}"), (
+        name
+    )
     if has_field:
         focused = view.focusWidget()
-        assert focused is not None and is_in_sight(view, focused), name
+        assert focused is not None and is_widget_visible(view, focused), name
         assert focused.accessibleDescription() == problem.sentence, name
         field = focused.parentWidget()
         if isinstance(field, Field):
@@ -95,34 +95,38 @@ def opened(app: App, tmp_path: Path) -> App:
     return app
 
 
-def view_of(app: App) -> LaunchView:
-    view = app.window.side_bar.view("launch")
+def find_launch_view(app: App) -> LaunchView:
+    view = app.window.side_bar.get_view("launch")
     assert isinstance(view, LaunchView)
     return view
 
 
-def test_launching_a_wrong_configuration_goes_to_the_field_under_more(qtbot: QtBot, opened: App) -> None:
-    view = view_of(opened)
+def test_launching_an_invalid_draft_reveals_a_field_under_more(qtbot: QtBot, opened: App) -> None:
+    view = find_launch_view(opened)
     view.sections[3].set_open(False)
     view.model.more_button.setChecked(False)
     opened.window.commands.run("run.launch")
-    field = view.model.more.fields[("train", "clip_norm")]
-    assert opened.window.focusWidget() is field.editor and field.is_marked and is_in_sight(view, field.editor)
-    assert view.sections[3].open and view.model.more_button.isChecked()
-    assert not opened.launching.num_pending
-    assert "no moment has them all" in view.footer.blocker.words.text()
-    qtbot.mouseClick(view.footer.blocker.fix, Qt.MouseButton.LeftButton)
+    field = view.model.more_form.fields[("train", "clip_norm")]
+    assert (
+        opened.window.focusWidget() is field.editor
+        and field.is_marked
+        and is_widget_visible(view, field.editor)
+    )
+    assert view.sections[3].is_open and view.model.more_button.isChecked()
+    assert not opened.launcher.num_pending
+    assert "no moment has them all" in view.footer.blocker_banner.message.text()
+    qtbot.mouseClick(view.footer.blocker_banner.fix_button, Qt.MouseButton.LeftButton)
     assert opened.session.draft.value(("train", "clip_norm")) == 0 and opened.session.draft.config is not None
-    assert not field.is_marked and not view.footer.blocker.isVisible()
+    assert not field.is_marked and not view.footer.blocker_banner.isVisible()
 
 
-def test_the_button_does_what_the_key_does_also_with_the_side_bar_closed(qtbot: QtBot, opened: App) -> None:
-    view = view_of(opened)
-    qtbot.mouseClick(view.footer.button, Qt.MouseButton.LeftButton)
-    assert opened.window.focusWidget() is view.model.more.fields[("train", "clip_norm")].editor
+def test_the_launch_button_and_key_reveal_the_same_field(qtbot: QtBot, opened: App) -> None:
+    view = find_launch_view(opened)
+    qtbot.mouseClick(view.footer.launch_button, Qt.MouseButton.LeftButton)
+    assert opened.window.focusWidget() is view.model.more_form.fields[("train", "clip_norm")].editor
     opened.window.show_activity("runs")
     opened.window.commands.run("run.launch")
-    assert opened.window.side_bar.shown == "launch"
+    assert opened.window.side_bar.current_id == "launch"
 
 
 def test_a_mistake_without_a_field_opens_its_line(opened: App) -> None:
@@ -132,14 +136,12 @@ def test_a_mistake_without_a_field_opens_its_line(opened: App) -> None:
     assert isinstance(page, ConfigPage) and page.editor.textCursor().blockNumber() + 1 == 4
 
 
-def test_a_new_mistake_unfolds_its_section_and_what_has_the_keyboard_stays_where_it_is(
-    qtbot: QtBot, opened: App
-) -> None:
-    view = view_of(opened)
+def test_a_new_mistake_expands_its_section_and_keeps_the_focus(qtbot: QtBot, opened: App) -> None:
+    view = find_launch_view(opened)
     view.model.more_button.setChecked(False)
     opened.session.draft.set_text(ASYNC.replace("1.0", "0"))
     view.strategy.list.setFocus()
-    view.scroll_area.show_whole(view.strategy.list)
+    view.scroll_area.scroll_to(view.strategy.list)
     port = view.scroll_area.viewport()
     before = view.strategy.list.mapTo(port, view.strategy.list.rect().topLeft()).y()
     opened.session.draft.set_text(ASYNC)
@@ -147,19 +149,19 @@ def test_a_new_mistake_unfolds_its_section_and_what_has_the_keyboard_stays_where
     assert view.strategy.list.mapTo(port, view.strategy.list.rect().topLeft()).y() == before
 
 
-def test_half_a_number_moves_nothing_but_the_mark_at_its_field(qtbot: QtBot, opened: App) -> None:
+def test_a_partial_number_only_marks_its_field(qtbot: QtBot, opened: App) -> None:
     opened.session.draft.set_text(ASYNC.replace("1.0", "0"))
-    view, told = view_of(opened), []
+    view, told = find_launch_view(opened), []
     opened.session.problems.changed.connect(lambda: told.append(opened.session.problems.num_errors))
-    field = view.model.front.fields[("train", "optimizer", "lr")]
+    field = view.model.main_form.fields[("train", "optimizer", "lr")]
     field.editor.setFocus()
     qtbot.keyClicks(field.editor, "1e-")
-    assert field.is_marked and opened.launching.blocker() is not None
-    assert view.footer.estimate.isVisible() and not view.footer.blocker.isVisible() and not told
+    assert field.is_marked and opened.launcher.blocker() is not None
+    assert view.footer.estimate.isVisible() and not view.footer.blocker_banner.isVisible() and not told
     qtbot.keyClicks(field.editor, "3")
-    assert not field.is_marked and not opened.session.draft.is_settling and not told
+    assert not field.is_marked and not opened.session.draft.is_typing and not told
     qtbot.keyClicks(field.editor, "x")
-    qtbot.waitUntil(lambda: bool(view.footer.blocker.isVisible() and told), timeout=5000)
+    qtbot.waitUntil(lambda: bool(view.footer.blocker_banner.isVisible() and told), timeout=5000)
     assert told == [1] and field.editor.text() == "1e-3x"  # type: ignore[attr-defined]
 
 

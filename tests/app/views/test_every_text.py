@@ -8,10 +8,10 @@ import pytest
 from PySide6.QtWidgets import QLabel, QWidget
 
 from rankdeck_app.composition import App
-from rankdeck_app.language import pseudo
-from rankdeck_app.widgets.painting import read_along
+from rankdeck_app.language import pseudolocalize
+from rankdeck_app.widgets.painting import record_painted_text
 from tests.helpers.every_view import EveryView
-from tests.helpers.shown_texts import cut, kept_texts, plain_words, texts
+from tests.helpers.shown_texts import cut_texts, untranslated_pattern, untranslated_words, visible_texts
 
 SIZES = [(1280, 720), pytest.param((1440, 900), marks=pytest.mark.slow)]
 
@@ -22,41 +22,46 @@ def every(every: EveryView, made_up: None) -> EveryView:
     return every
 
 
-def wrong_in(view: str, root: QWidget) -> list[str]:
+def find_text_mistakes(view: str, root: QWidget) -> list[str]:
     """What of a view is plain, and what is cut."""
-    kept, painted = kept_texts(), list[tuple[str, str]]()
-    with read_along(lambda text: painted.append(("painted", text))):
+    kept, painted = untranslated_pattern(), list[tuple[str, str]]()
+    with record_painted_text(lambda text: painted.append(("painted", text))):
         root.grab()
     found = [
         f"{view}: {where}: {text!r} has {words}"
-        for where, text in dict.fromkeys([*texts(root), *painted])
-        if (words := plain_words(text, kept))
+        for where, text in dict.fromkeys([*visible_texts(root), *painted])
+        if (words := untranslated_words(text, kept))
     ]
-    return [*found, *(f"{view}: cut: {one}" for one in cut(root))]
+    return [*found, *(f"{view}: cut: {one}" for one in cut_texts(root))]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=["1280x720", "1440x900"])
-def test_in_a_made_up_language_no_text_is_plain_and_none_is_cut(
+def test_pseudolocalized_texts_are_translated_and_not_cut(
     every: EveryView, app: App, size: tuple[int, int]
 ) -> None:
     app.window.resize(*size)
     wrong, views = list[str](), list[str]()
     for view, root in every.walk(app):
         views.append(view)
-        wrong += wrong_in(view, root)
+        wrong += find_text_mistakes(view, root)
     assert not wrong, f"{len(wrong)} texts:\n" + "\n".join(dict.fromkeys(wrong))
     assert len(views) >= 24
 
 
-def test_a_plain_word_and_a_cut_one_are_found(every: EveryView, app: App) -> None:
+def test_untranslated_and_cut_texts_are_detected(every: EveryView, app: App) -> None:
     label = QLabel("an English word", app.window)
     label.setGeometry(0, 0, 20, 20)
     label.show()
-    assert any("English" in one for one in wrong_in("frame", app.window))
-    assert any("an English word" in one for one in cut(app.window))
+    assert any("English" in one for one in find_text_mistakes("frame", app.window))
+    assert any("an English word" in one for one in cut_texts(app.window))
     label.deleteLater()
 
 
-def test_what_is_filled_in_stays_as_it_is() -> None:
-    assert pseudo("Save <b>{name}</b> now") == "Šààṽéé <b>{name}</b> ñööŵ"
-    assert plain_words(pseudo("Save <b>{name}</b>").format(name="GPT · DDP"), kept_texts()) == []
+def test_placeholder_values_are_not_pseudolocalized() -> None:
+    assert pseudolocalize("Save <b>{name}</b> now") == "Šààṽéé <b>{name}</b> ñööŵ"
+    assert (
+        untranslated_words(
+            pseudolocalize("Save <b>{name}</b>").format(name="GPT · DDP"), untranslated_pattern()
+        )
+        == []
+    )

@@ -36,22 +36,22 @@ def bar(qtbot: QtBot) -> Iterator[FindBar]:
     page.close()
 
 
-def chosen(bar: FindBar) -> tuple[int, str]:
+def selected_text(bar: FindBar) -> tuple[int, str]:
     cursor = bar.search._editor.textCursor()  # type: ignore[attr-defined]
     return cursor.blockNumber() + 1, cursor.selectedText()
 
 
-def test_matches_are_counted_and_walked_around_the_end(qtbot: QtBot, bar: FindBar) -> None:
+def test_matches_are_counted_and_wrap_around(qtbot: QtBot, bar: FindBar) -> None:
     bar.open()
     qtbot.keyClicks(bar.input, "steps")
-    assert bar.count.text() == "1 of 3" and chosen(bar) == (2, "steps")
+    assert bar.count_label.text() == "1 of 3" and selected_text(bar) == (2, "steps")
     qtbot.keyClick(bar.input, Qt.Key.Key_Return)
-    assert bar.count.text() == "2 of 3" and chosen(bar) == (3, "Steps")
+    assert bar.count_label.text() == "2 of 3" and selected_text(bar) == (3, "Steps")
     qtbot.keyClick(bar.input, Qt.Key.Key_Return)
     qtbot.keyClick(bar.input, Qt.Key.Key_Return)
-    assert bar.count.text() == "1 of 3"
+    assert bar.count_label.text() == "1 of 3"
     qtbot.keyClick(bar.input, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
-    assert bar.count.text() == "3 of 3" and chosen(bar)[0] == 4
+    assert bar.count_label.text() == "3 of 3" and selected_text(bar)[0] == 4
 
 
 @pytest.mark.parametrize(
@@ -67,18 +67,18 @@ def test_matches_are_counted_and_walked_around_the_end(qtbot: QtBot, bar: FindBa
         ("", False, False, ""),
     ],
 )
-def test_case_and_patterns(
+def test_search_options_are_applied(
     qtbot: QtBot, bar: FindBar, text: str, case: bool, regex: bool, words: str | None
 ) -> None:
     bar.open()
-    bar.case.setChecked(case)
-    bar.regex.setChecked(regex)
+    bar.case_button.setChecked(case)
+    bar.regex_button.setChecked(regex)
     bar.input.setText(text)
-    assert words is None or bar.count.text() == words
+    assert words is None or bar.count_label.text() == words
     assert (bar.input.property("invalid") == "true") == (words == "No pattern")
 
 
-def test_escape_closes_and_the_text_is_as_before(qtbot: QtBot, bar: FindBar) -> None:
+def test_escape_closes_the_bar_and_clears_the_marks(qtbot: QtBot, bar: FindBar) -> None:
     editor = bar.search._editor  # type: ignore[attr-defined]
     bar.open()
     qtbot.keyClicks(bar.input, "steps")
@@ -88,23 +88,23 @@ def test_escape_closes_and_the_text_is_as_before(qtbot: QtBot, bar: FindBar) -> 
     assert len(editor.extraSelections()) == 1 and editor.toPlainText() == TEXT
 
 
-def test_new_colours_do_not_lose_the_place(qtbot: QtBot, bar: FindBar) -> None:
+def test_a_theme_change_keeps_the_current_match(qtbot: QtBot, bar: FindBar) -> None:
     bar.open()
     qtbot.keyClicks(bar.input, "steps")
-    bar.next.click()
-    bar.search._editor._colors.rehighlight()  # type: ignore[attr-defined]
-    assert bar.count.text() == "2 of 3"
+    bar.next_button.click()
+    bar.search._editor._highlighter.rehighlight()  # type: ignore[attr-defined]
+    assert bar.count_label.text() == "2 of 3"
 
 
-def test_what_is_typed_meanwhile_is_found_too(qtbot: QtBot, bar: FindBar) -> None:
+def test_text_typed_during_a_search_is_found(qtbot: QtBot, bar: FindBar) -> None:
     bar.open()
     qtbot.keyClicks(bar.input, "seed")
-    assert bar.count.text() == "No results" and not bar.next.isEnabled()
+    assert bar.count_label.text() == "No results" and not bar.next_button.isEnabled()
     bar.search._editor.appendPlainText("seed = 1")  # type: ignore[attr-defined]
-    assert bar.count.text() == "? of 1" and bar.next.isEnabled()
+    assert bar.count_label.text() == "? of 1" and bar.next_button.isEnabled()
 
 
-def test_ctrl_f_in_the_output_finds_lines_also_those_that_come_later(qtbot: QtBot, app: App) -> None:
+def test_ctrl_f_in_the_output_also_finds_later_lines(qtbot: QtBot, app: App) -> None:
     view = app.window.show_panel("output")
     assert isinstance(view, OutputView)
     view.model.append(OutputLine(None, 0, f"step {index}") for index in range(300))
@@ -113,23 +113,23 @@ def test_ctrl_f_in_the_output_finds_lines_also_those_that_come_later(qtbot: QtBo
     bar = view.find_bar
     assert bar.isVisible() and bar.input.hasFocus()
     qtbot.keyClicks(bar.input, "step 19")
-    assert bar.count.text() == "1 of 11"  # 19 and 190 to 199
-    assert view.list.currentIndex().row() == 19 and not view.follows
+    assert bar.count_label.text() == "1 of 11"  # 19 and 190 to 199
+    assert view.list.currentIndex().row() == 19 and not view.follows_end
     view.model.append([OutputLine(None, 0, "step 19 again")])
-    assert bar.count.text() == "1 of 12"
+    assert bar.count_label.text() == "1 of 12"
     qtbot.keyClick(app.window, Qt.Key.Key_F3, Qt.KeyboardModifier.ShiftModifier)
     assert view.list.currentIndex().row() == 300
     view.model.set_filter(None, "again")
-    assert bar.count.text() == "? of 1"
+    assert bar.count_label.text() == "? of 1"
     qtbot.keyClick(bar.input, Qt.Key.Key_Escape)
     assert bar.isHidden() and view.list.hasFocus()
 
 
-def test_ctrl_f_is_offered_where_there_is_something_to_look_through(qtbot: QtBot, app: App) -> None:
+def test_find_is_enabled_where_there_is_searchable_text(qtbot: QtBot, app: App) -> None:
     app.window.show_panel("problems")
-    assert not app.window.commands.enabled("edit.find")
+    assert not app.window.commands.is_enabled("edit.find")
     app.actions.show_config()
-    assert app.window.commands.enabled("edit.find")
+    assert app.window.commands.is_enabled("edit.find")
     assert app.window.commands.run("edit.find")
     page = app.window.editor.active_page()
     assert page is not None and page.find_bar.isVisible()  # type: ignore[attr-defined]

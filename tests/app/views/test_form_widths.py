@@ -16,24 +16,24 @@ from pytestqt.qtbot import QtBot
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox
 from tests.helpers import form_widths
-from tests.helpers.waiting import with_load
+from tests.helpers.waiting import scale_timeout
 
 
-def test_nothing_reaches_out_of_a_side_bar_of_any_width(qtbot: QtBot, tmp_path: Path) -> None:
-    assert form_widths.all_too_wide(tmp_path) == []
+def test_nothing_overflows_the_side_bar_at_any_width(qtbot: QtBot, tmp_path: Path) -> None:
+    assert form_widths.find_all_too_wide(tmp_path) == []
 
 
-def test_nor_at_a_scale_of_150_percent(tmp_path: Path) -> None:
+def test_nothing_overflows_the_side_bar_at_150_percent(tmp_path: Path) -> None:
     environment = os.environ | {"QT_SCALE_FACTOR": "1.5", "QT_QPA_PLATFORM": "offscreen"}
     command = [sys.executable, "-m", "tests.helpers.form_widths"]
     told = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=with_load(60), check=True
+        command, env=environment, capture_output=True, text=True, timeout=scale_timeout(60), check=True
     )
     assert told.stdout.strip() == ""
 
 
 @pytest.mark.parametrize(("width", "is_cut"), [(90, True), (400, False)])
-def test_a_combo_box_without_room_elides_and_tells_the_whole(
+def test_a_narrow_combo_box_elides_and_has_a_tooltip(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, width: int, is_cut: bool
 ) -> None:
     box, told = ComboBox(Theme()), []
@@ -41,7 +41,7 @@ def test_a_combo_box_without_room_elides_and_tells_the_whole(
     box.addItem("interleaved-zero-bubble")
     box.setToolTip("In which order stages run")
     box.resize(width, 28)
-    assert box.is_cut == is_cut and box.minimumSizeHint().width() < 90
+    assert box.is_elided == is_cut and box.minimumSizeHint().width() < 90
     monkeypatch.setattr(
         "rankdeck_app.widgets.controls.QToolTip.showText", lambda *shown: told.append(shown[1])
     )
@@ -50,7 +50,7 @@ def test_a_combo_box_without_room_elides_and_tells_the_whole(
     box.grab()
 
 
-def test_what_can_be_typed_in_begins_where_the_other_text_does(qtbot: QtBot) -> None:
+def test_editable_text_is_aligned_with_other_text(qtbot: QtBot) -> None:
     theme, pictures = Theme(), []
     theme.apply()
     for is_editable in (True, False):

@@ -37,17 +37,17 @@ PHASES = {
 }
 
 
-def write(run: WrittenRun, strategy: str, num_devices: int) -> None:
+def write_full_run(run: WrittenRun, strategy: str, num_devices: int) -> None:
     """A run with everything on every card, in long words: a lead device, a pipeline's bubble."""
     kind = "virtual" if num_devices % 2 else "gpu"
-    run.begin(num_devices, device_infos(num_devices, kind, 80 * GIB), steps=120_000, strategy=strategy)
+    run.start(num_devices, device_infos(num_devices, kind, 80 * GIB), steps=120_000, strategy=strategy)
     devices = range(num_devices)
     kinds = {"parameters": 2 * GIB, "gradients": GIB, "optimizer": 4 * GIB, "activations": 9 * GIB}
     held = {device: kinds | ({"gathered": 38 * GIB} if device == 0 else {}) for device in devices}
     for rank in devices:
         run.writer(f"rank-{rank}").write(events.RankStarted(rank=rank, pid=1, devices=[rank]))
-        run.steps(rank, 1, [4.0 - 0.01 * step for step in range(100)])
-        run.memory(rank, 3_999, {rank: held[rank]})
+        run.write_steps(rank, 1, [4.0 - 0.01 * step for step in range(100)])
+        run.write_memory(rank, 3_999, {rank: held[rank]})
         if strategy == "pipeline":
             told = {"stages": [rank], "microbatches": 4, "in_flight": 2, "theory_bubble": 0.43}
             run.writer(f"rank-{rank}").write(events.Pipeline(rank=rank, step=3_999, **told))
@@ -70,7 +70,7 @@ def write(run: WrittenRun, strategy: str, num_devices: int) -> None:
         run.writer("sampler").write(events.Sample(interval_s=0.2, devices=sampled))
 
 
-def planned(strategy: str, num_devices: int) -> PlanLine:
+def make_plan_line(strategy: str, num_devices: int) -> PlanLine:
     devices = [
         PlannedDevice(device=at, name=f"GPU {at}", active_bytes=17 * GIB, total_bytes=20 * GIB)
         for at in range(num_devices)
@@ -85,7 +85,7 @@ def opened(qtbot: QtBot, tmp_path: Path) -> Iterator[Callable[[str, int], RunPag
     def open_page(strategy: str, num_devices: int) -> RunPage:
         run = WrittenRun(tmp_path / "runs")
         runs.append(run)
-        write(run, strategy, num_devices)
+        write_full_run(run, strategy, num_devices)
         live = LiveRun(run.path)
         lives.append(live)
         live.start()
@@ -93,10 +93,10 @@ def opened(qtbot: QtBot, tmp_path: Path) -> Iterator[Callable[[str, int], RunPag
         qtbot.addWidget(page)
         page.resize(1200, 700)
         page.show()
-        fold = live.fold
-        qtbot.waitUntil(lambda: fold.anatomy is not None and len(fold.losses) >= 100 and not live.has_more)
-        live.predict(planned(strategy, num_devices))
-        page._frame()
+        fold = live.state
+        qtbot.waitUntil(lambda: fold.anatomy is not None and len(fold.losses) >= 100 and not live.has_unread)
+        live.set_prediction(make_plan_line(strategy, num_devices))
+        page._on_frame()
         return page
 
     yield open_page
@@ -118,31 +118,29 @@ def check_plot(plot: ZoomPlot) -> None:
             assert room.contains(box), (plot.accessibleName(), plot.size(), item.toPlainText(), box, room)
 
 
-FAMILIES = [
+STRATEGY_CASES = [
     ("dp", 1), ("dp", 4), ("ddp", 2), ("ddp", 16),
     ("fsdp", 8), ("pipeline", 2), ("pipeline", 16), ("tensor", 4),
 ]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "num_devices"), FAMILIES)
-def test_every_family_at_every_width(
+@pytest.mark.parametrize(("strategy", "num_devices"), STRATEGY_CASES)
+def test_every_strategy_fits_at_every_width(
     opened: Callable[[str, int], RunPage], strategy: str, num_devices: int
 ) -> None:
     check_widths(opened(strategy, num_devices), WIDTHS)
 
 
-@pytest.mark.parametrize("place", range(len(FAMILIES)))
-def test_at_every_width_cards_stand_on_one_grid_and_nothing_overflows(
-    opened: Callable[[str, int], RunPage], place: int
-) -> None:
+@pytest.mark.parametrize("place", range(len(STRATEGY_CASES)))
+def test_cards_stay_on_the_grid_at_every_width(opened: Callable[[str, int], RunPage], place: int) -> None:
     """Every width, shared out among the families."""
-    check_widths(opened(*FAMILIES[place]), WIDTHS[place :: len(FAMILIES)])
+    check_widths(opened(*STRATEGY_CASES[place]), WIDTHS[place :: len(STRATEGY_CASES)])
 
 
 def check_widths(page: RunPage, widths: Sequence[int]) -> None:
     plots = [card.body for card in page.cards.values() if isinstance(card.body, ZoomPlot)]
-    page._frame()
+    page._on_frame()
     for place, width in enumerate(widths):
         page.resize(width, (421, 601, 900)[place % 3])
         QApplication.processEvents()
@@ -154,7 +152,7 @@ def check_widths(page: RunPage, widths: Sequence[int]) -> None:
             check_plot(plot)
 
 
-def test_rows_of_few_devices_are_lower_and_leave_their_room_to_curves(
+def test_rows_of_few_devices_are_low(
     opened: Callable[[str, int], RunPage],
 ) -> None:
     shares = {}
@@ -164,13 +162,13 @@ def test_rows_of_few_devices_are_lower_and_leave_their_room_to_curves(
         QApplication.processEvents()
         shares[num_devices] = page.cards["bars"].height() / page.grid.viewport().height()
         if num_devices <= 4:
-            columns = page.grid.bars._columns()
+            columns = page.grid.bars._make_layout()
             used = columns.row_height * num_devices / (page.grid.bars.height() - 40)
             assert used > 0.75, "no card is half empty"
     assert list(shares.values()) == sorted(shares.values()) and shares[16] > shares[2] + 0.1
 
 
-def test_on_a_low_page_nothing_scrolls_and_few_devices_leave_curves_their_half(
+def test_a_low_page_does_not_scroll_with_few_devices(
     opened: Callable[[str, int], RunPage],
 ) -> None:
     page = opened("dp", 4)

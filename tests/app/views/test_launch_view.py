@@ -16,15 +16,15 @@ from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.launch.devices import HostDevices
 from rankdeck_app.views.launch.footer import LaunchFooter
+from rankdeck_app.views.launch.host_devices import HostDevices
 from rankdeck_app.views.launch.side_bar import ModelSection, StrategySection
-from rankdeck_app.widgets.controls import FewLines
+from rankdeck_app.widgets.controls import ClampedLabel
 from rankdeck_app.widgets.form import Field
 from tests.helpers import device_lines
 from tests.helpers.device_lines import GIB, feed_machine
+from tests.helpers.fake_plan import idle_plan
 from tests.helpers.own_scripts import launch_view
-from tests.helpers.told_plan import idle_plan
 
 TEXT = """\
 [model]
@@ -71,42 +71,40 @@ def devices(qtbot: QtBot, theme: Theme, draft: Draft, gpus: Gpus) -> Iterator[Ho
     view = launch_view(theme, draft, gpus, [], str)
     qtbot.addWidget(view)
     view.show()
-    yield view.devices.here
+    yield view.devices.local_devices
 
 
-def use(draft: Draft) -> object:
+def devices_use(draft: Draft) -> object:
     return draft.value(("devices", "use"))
 
 
-def test_without_a_gpu_there_is_a_rehearsal_and_the_reason_in_one_line(
-    devices: HostDevices, gpus: Gpus
-) -> None:
-    gpus.give_up("No NVIDIA driver found.")
+def test_without_a_gpu_rehearsal_is_offered_with_a_reason(devices: HostDevices, gpus: Gpus) -> None:
+    gpus.set_unavailable("No NVIDIA driver found.")
     assert devices.rehearsal_button.isChecked() and not devices.gpu_button.isEnabled()
-    assert devices.reason.isVisible() and devices.reason.text() == "No NVIDIA driver found"
+    assert devices.reason_label.isVisible() and devices.reason_label.text() == "No NVIDIA driver found"
     assert [card.accessibleName() for card in devices.grid.cards] == [
         f"Virtual {index}" for index in range(4)
     ]
     assert not devices.all_button.isVisible() and devices.stepper.isVisible()
 
 
-def test_the_stepper_goes_from_1_to_16_by_button_and_key(
+def test_the_stepper_counts_from_1_to_16_by_button_and_key(
     qtbot: QtBot, devices: HostDevices, draft: Draft
 ) -> None:
-    qtbot.mouseClick(devices.stepper.more, Qt.MouseButton.LeftButton)
-    assert use(draft) == "cpu:5"
+    qtbot.mouseClick(devices.stepper.increase_button, Qt.MouseButton.LeftButton)
+    assert devices_use(draft) == "cpu:5"
     for _ in range(20):
-        qtbot.keyClick(devices.stepper.box, Qt.Key.Key_Up)
-    assert use(draft) == "cpu:16" and not devices.stepper.more.isEnabled()
+        qtbot.keyClick(devices.stepper.line_edit, Qt.Key.Key_Up)
+    assert devices_use(draft) == "cpu:16" and not devices.stepper.increase_button.isEnabled()
     for _ in range(20):
-        qtbot.keyClick(devices.stepper.box, Qt.Key.Key_Down)
-    assert use(draft) == "cpu:1" and not devices.stepper.fewer.isEnabled()
-    devices.stepper.box.selectAll()
-    qtbot.keyClicks(devices.stepper.box, "12")
-    assert use(draft) == "cpu:12" and len(devices.grid.cards) == 12
+        qtbot.keyClick(devices.stepper.line_edit, Qt.Key.Key_Down)
+    assert devices_use(draft) == "cpu:1" and not devices.stepper.decrease_button.isEnabled()
+    devices.stepper.line_edit.selectAll()
+    qtbot.keyClicks(devices.stepper.line_edit, "12")
+    assert devices_use(draft) == "cpu:12" and len(devices.grid.cards) == 12
 
 
-def test_cards_are_46_high_in_two_columns_and_chips_36_in_four(devices: HostDevices, draft: Draft) -> None:
+def test_cards_have_two_columns_and_chips_four(devices: HostDevices, draft: Draft) -> None:
     draft.set_value(("devices", "use"), "cpu:8")
     assert {card.height() for card in devices.grid.cards} == {46}
     draft.set_value(("devices", "use"), "cpu:9")
@@ -123,106 +121,106 @@ def test_cards_are_blank_until_a_run_uses_the_devices(devices: HostDevices) -> N
     assert {card.accessibleDescription() for card in devices.grid.cards} == {""}
 
 
-def test_gpus_are_chosen_one_by_one_all_free_and_none(
+def test_gpus_are_selected_singly_all_free_or_none(
     qtbot: QtBot, devices: HostDevices, draft: Draft, gpus: Gpus
 ) -> None:
     feed_machine(gpus, 4, busy=(1,))
     qtbot.mouseClick(devices.gpu_button, Qt.MouseButton.LeftButton)
-    assert use(draft) == "gpu:all" and devices.summary.text() == "4 of 4 ·"
+    assert devices_use(draft) == "gpu:all" and devices.summary_label.text() == "4 of 4 ·"
     qtbot.mouseClick(devices.grid.cards[2], Qt.MouseButton.LeftButton)
-    assert use(draft) == "gpu:0,1,3"
+    assert devices_use(draft) == "gpu:0,1,3"
     qtbot.mouseClick(devices.free_button, Qt.MouseButton.LeftButton)
-    assert use(draft) == "gpu:0,2,3"
+    assert devices_use(draft) == "gpu:0,2,3"
     qtbot.mouseClick(devices.none_button, Qt.MouseButton.LeftButton)
-    assert devices.gpu_button.isChecked() and devices.summary.text() == "0 of 4 ·" and draft.config is None
+    assert (
+        devices.gpu_button.isChecked() and devices.summary_label.text() == "0 of 4 ·" and draft.config is None
+    )
     qtbot.keyClick(devices.grid.cards[1], Qt.Key.Key_Space)
-    assert use(draft) == "gpu:1" and draft.config is not None
+    assert devices_use(draft) == "gpu:1" and draft.config is not None
     assert "used by python 1 GiB" in devices.grid.cards[1].accessibleDescription()
 
 
-def test_going_to_rehearsal_and_back_keeps_the_gpus(
+def test_switching_to_rehearsal_and_back_keeps_the_gpus(
     qtbot: QtBot, devices: HostDevices, draft: Draft, gpus: Gpus
 ) -> None:
     feed_machine(gpus, 2)
     draft.set_value(("devices", "use"), "gpu:1")
     qtbot.mouseClick(devices.rehearsal_button, Qt.MouseButton.LeftButton)
-    assert use(draft) == "cpu:4"
+    assert devices_use(draft) == "cpu:4"
     qtbot.mouseClick(devices.gpu_button, Qt.MouseButton.LeftButton)
-    assert use(draft) == "gpu:1"
+    assert devices_use(draft) == "gpu:1"
 
 
-def described(devices: HostDevices) -> list[str]:
+def card_descriptions(devices: HostDevices) -> list[str]:
     return [card.accessibleDescription() for card in devices.grid.cards]
 
 
-def test_cards_tell_vram_load_heat_and_power_and_say_who_is_on_them(
-    devices: HostDevices, gpus: Gpus, draft: Draft
-) -> None:
+def test_cards_show_readings_and_who_uses_the_gpu(devices: HostDevices, gpus: Gpus, draft: Draft) -> None:
     feed_machine(gpus, 8, busy=(1,))
     draft.set_value(("devices", "use"), "gpu:all")
-    assert described(devices)[0] == "17.0 GiB in use, 91%, 64°C, 512 W"
-    assert described(devices)[1].endswith("used by python 1 GiB")
+    assert card_descriptions(devices)[0] == "17.0 GiB in use, 91%, 64°C, 512 W"
+    assert card_descriptions(devices)[1].endswith("used by python 1 GiB")
     foreign = device_lines.ProcessUse(9, None, 3 * GIB, foreign=True)
-    gpus.take(device_lines.processes({"GPU-0002": [foreign]}))
-    gpus.look()
-    assert described(devices)[2].endswith("used by outside this namespace 3 GiB")
-    gpus.take(device_lines.processes({"GPU-0003": [foreign]}, run="/runs/20260101-000000-gpt-dp-00aa"))
-    gpus.look()
-    assert "used by" not in described(devices)[3], "the person's own run is nobody else"
+    gpus.add_line(device_lines.processes({"GPU-0002": [foreign]}))
+    gpus.update()
+    assert card_descriptions(devices)[2].endswith("used by outside this namespace 3 GiB")
+    gpus.add_line(device_lines.processes({"GPU-0003": [foreign]}, run="/runs/20260101-000000-gpt-dp-00aa"))
+    gpus.update()
+    assert "used by" not in card_descriptions(devices)[3], "the person's own run is nobody else"
     assert "Held by the run 20260101-000000-gpt-dp-00aa" in devices.grid.cards[3].toolTip()
 
 
-def test_a_lost_gpu_stays_with_the_time_and_cannot_be_chosen(
+def test_a_lost_gpu_shows_the_time_and_cannot_be_selected(
     qtbot: QtBot, devices: HostDevices, gpus: Gpus, draft: Draft
 ) -> None:
     feed_machine(gpus, 4)
     draft.set_value(("devices", "use"), "gpu:0")
-    gpus.take(device_lines.notice("lost", "GPU-0002"))
+    gpus.add_line(device_lines.notice("lost", "GPU-0002"))
     card = devices.grid.cards[2]
     assert card.accessibleDescription().startswith("lost ") and "GiB" not in card.accessibleDescription()
     assert not card.isEnabled()
     qtbot.mouseClick(devices.all_button, Qt.MouseButton.LeftButton)
-    assert use(draft) == "gpu:0,1,3"
-    gpus.take(device_lines.notice("back", "GPU-0002"))
+    assert devices_use(draft) == "gpu:0,1,3"
+    gpus.add_line(device_lines.notice("back", "GPU-0002"))
     assert card.isEnabled() and "lost" not in card.accessibleDescription()
 
 
-def test_old_figures_are_called_old_and_unsupported_ones_are_left_out(
+def test_stale_readings_are_marked_and_unsupported_ones_omitted(
     devices: HostDevices, gpus: Gpus, draft: Draft
 ) -> None:
     feed_machine(gpus, 2)
     draft.set_value(("devices", "use"), "gpu:all")
     stale = device_lines.Reading(17 * GIB, "stale", age_s=9.0)
     rows = [device_lines.DeviceReadings("GPU-0000", {"used_bytes": stale})]
-    gpus.take(device_lines.SampleLine(t=0.0, devices=rows))
-    gpus.take(device_lines.sample("GPU-0001", {"power_w": "unsupported", "temperature_c": "error"}))
-    gpus.look()
-    assert "old figures" in described(devices)[0]
-    assert described(devices)[1] == "18.0 GiB in use, 91%", "what is not known is not 0 W"
+    gpus.add_line(device_lines.SampleLine(t=0.0, devices=rows))
+    gpus.add_line(device_lines.sample("GPU-0001", {"power_w": "unsupported", "temperature_c": "error"}))
+    gpus.update()
+    assert "old figures" in card_descriptions(devices)[0]
+    assert card_descriptions(devices)[1] == "18.0 GiB in use, 91%", "what is not known is not 0 W"
 
 
-def test_of_a_split_gpu_one_instance_can_be_chosen(
+def test_one_mig_instance_can_be_selected(
     qtbot: QtBot, devices: HostDevices, gpus: Gpus, draft: Draft
 ) -> None:
     split = device_lines.gpu(1, mig=True)
-    parts = [device_lines.instance(1, place, split) for place in range(2)]
-    gpus.take(device_lines.devices(device_lines.gpu(0), split, *parts))
-    gpus.look()
+    parts = [device_lines.mig_instance(1, place, split) for place in range(2)]
+    gpus.add_line(device_lines.devices(device_lines.gpu(0), split, *parts))
+    gpus.update()
     draft.set_value(("devices", "use"), "gpu:all")
     names = [card.accessibleName() for card in devices.grid.cards]
     assert names == ["GPU 0", "GPU 1", "GPU 1.0", "GPU 1.1"]
     assert [card.isChecked() for card in devices.grid.cards] == [True, False, False, False]
     assert not devices.grid.cards[1].isEnabled()
     qtbot.mouseClick(devices.grid.cards[3], Qt.MouseButton.LeftButton)
-    assert use(draft) == f"gpu:{parts[1].uuid}" and draft.config is not None
+    assert devices_use(draft) == f"gpu:{parts[1].uuid}" and draft.config is not None
     qtbot.mouseClick(devices.grid.cards[0], Qt.MouseButton.LeftButton)
-    assert use(draft) == "gpu:0"
+    assert devices_use(draft) == "gpu:0"
 
 
-def test_simulated_devices_are_called_so(devices: HostDevices, gpus: Gpus, draft: Draft) -> None:
+def test_simulated_devices_are_labelled(devices: HostDevices, gpus: Gpus, draft: Draft) -> None:
     feed_machine(gpus, 16, simulated=True)
     draft.set_value(("devices", "use"), "gpu:all")
-    assert devices.reason.isVisible() and devices.reason.text() == "simulated devices"
+    assert devices.reason_label.isVisible() and devices.reason_label.text() == "simulated devices"
     assert {card.height() for card in devices.grid.cards} == {36}
     draft.set_value(("devices", "use"), "auto")
     assert devices.rehearsal_button.isChecked(), "auto takes no simulated device"
@@ -233,27 +231,27 @@ def test_simulated_devices_are_called_so(devices: HostDevices, gpus: Gpus, draft
 
 @pytest.fixture
 def model(qtbot: QtBot, theme: Theme, draft: Draft) -> ModelSection:
-    section = ModelSection(theme, draft, presets.all(), lambda _preset: None)
+    section = ModelSection(theme, draft, presets.list_presets(), lambda _preset: None)
     qtbot.addWidget(section)
     section.show()
     return section
 
 
-def test_the_form_comes_from_the_cards_schema(model: ModelSection, draft: Draft) -> None:
-    assert ("model", "args", "heads") in model.front.fields
+def test_the_form_follows_the_schema_of_the_spec(model: ModelSection, draft: Draft) -> None:
+    assert ("model", "args", "heads") in model.main_form.fields
     draft.choose(("model",), "resnet")
-    assert ("model", "args", "heads") not in model.front.fields
-    assert ("model", "args", "depth") in model.front.fields and (
+    assert ("model", "args", "heads") not in model.main_form.fields
+    assert ("model", "args", "depth") in model.main_form.fields and (
         "model",
         "args",
         "classes",
-    ) in model.more.fields
+    ) in model.more_form.fields
 
 
-def test_what_is_typed_is_in_the_draft_and_what_is_wrong_is_marked(
+def test_typed_values_reach_the_draft_and_mistakes_are_marked(
     qtbot: QtBot, model: ModelSection, draft: Draft
 ) -> None:
-    field = model.front.fields[("train", "global_batch")]
+    field = model.main_form.fields[("train", "global_batch")]
     field.editor.setFocus()
     field.editor.selectAll()  # type: ignore[attr-defined]
     qtbot.keyClicks(field.editor, "64")
@@ -263,8 +261,8 @@ def test_what_is_typed_is_in_the_draft_and_what_is_wrong_is_marked(
     assert "whole number" in field.editor.toolTip()
 
 
-def test_an_emptied_field_goes_back_to_its_default(qtbot: QtBot, model: ModelSection, draft: Draft) -> None:
-    field = model.front.fields[("train", "global_batch")]
+def test_an_emptied_field_returns_to_its_default(qtbot: QtBot, model: ModelSection, draft: Draft) -> None:
+    field = model.main_form.fields[("train", "global_batch")]
     field.editor.clear()  # type: ignore[attr-defined]
     field.editor.setText("1")  # type: ignore[attr-defined]
     qtbot.keyClick(field.editor, Qt.Key.Key_Backspace)
@@ -272,10 +270,8 @@ def test_an_emptied_field_goes_back_to_its_default(qtbot: QtBot, model: ModelSec
     assert draft.config is not None and draft.config.train.global_batch == 32
 
 
-def test_a_persons_own_model_can_be_typed(
-    qtbot: QtBot, model: ModelSection, draft: Draft, tmp_path: Path
-) -> None:
-    editor = model.front.fields[("model", "use")].editor
+def test_a_user_model_can_be_typed(qtbot: QtBot, model: ModelSection, draft: Draft, tmp_path: Path) -> None:
+    editor = model.main_form.fields[("model", "use")].editor
     line = editor.lineEdit()  # type: ignore[attr-defined]
     line.selectAll()
     qtbot.keyClicks(line, "mine.py:build")
@@ -283,44 +279,44 @@ def test_a_persons_own_model_can_be_typed(
     assert draft.config is not None and draft.config.code_folders() == [tmp_path]
 
 
-def test_options_that_the_engine_lacks_are_in_no_form(model: ModelSection) -> None:
-    places = {place for form in (model.front, model.more) for place in form.fields}
+def test_unsupported_options_have_no_field(model: ModelSection) -> None:
+    places = {place for form in (model.main_form, model.more_form) for place in form.fields}
     assert not places & {("train", "compile"), ("train", "checkpoint_every"), ("launch", "max_restarts")}
-    precision = model.front.fields[("train", "precision")].editor
+    precision = model.main_form.fields[("train", "precision")].editor
     assert [precision.itemText(i) for i in range(precision.count())] == ["fp32", "fp64", "bf16"]  # type: ignore[attr-defined]
 
 
-def test_the_check_before_the_first_step_is_among_the_rest(model: ModelSection, draft: Draft) -> None:
-    field = model.more.fields[("train", "verify")]
+def test_the_check_option_is_in_the_more_form(model: ModelSection, draft: Draft) -> None:
+    field = model.more_form.fields[("train", "verify")]
     assert [field.editor.itemText(i) for i in range(field.editor.count())] == ["auto", "off", "full"]  # type: ignore[attr-defined]
     assert "same steps on one device" in field.editor.toolTip()
 
 
-def test_more_makes_and_shows_the_rest(qtbot: QtBot, model: ModelSection) -> None:
-    steps, before = model.front.fields[("train", "steps")], len(model.findChildren(Field))
-    assert before == len(model.front.fields), "nothing is made that nobody sees"
+def test_more_creates_and_shows_the_remaining_fields(qtbot: QtBot, model: ModelSection) -> None:
+    steps, before = model.main_form.fields[("train", "steps")], len(model.findChildren(Field))
+    assert before == len(model.main_form.fields), "nothing is made that nobody sees"
     edge = steps.x()
     qtbot.keyClick(model.more_button, Qt.Key.Key_Space)
-    assert model.more.isVisible() and model.more_button.text() == "Less"
-    assert len(model.findChildren(Field)) == before + len(model.more.fields) and steps.x() == edge
+    assert model.more_form.isVisible() and model.more_button.text() == "Less"
+    assert len(model.findChildren(Field)) == before + len(model.more_form.fields) and steps.x() == edge
     model.more_button.setFocus()
     qtbot.keyClick(model.more_button, Qt.Key.Key_Tab)
-    assert model.more.isAncestorOf(model.focusWidget()), "Tab goes down the form"
+    assert model.more_form.isAncestorOf(model.focusWidget()), "Tab goes down the form"
     qtbot.keyClick(model.more_button, Qt.Key.Key_Space)
-    assert not model.more.isVisible() and model.more_button.text() == "More"
+    assert not model.more_form.isVisible() and model.more_button.text() == "More"
 
 
-def test_the_picker_lists_the_presets_and_says_where_the_draft_came_from(
-    model: ModelSection, draft: Draft
-) -> None:
+def test_the_preset_box_shows_the_origin_of_the_draft(model: ModelSection, draft: Draft) -> None:
     names = [model.preset_box.itemText(index) for index in range(model.preset_box.count())]
-    assert names == [card.name for card in presets.all()] and model.preset_box.currentText() == "gpt-dp"
+    assert (
+        names == [card.name for card in presets.list_presets()] and model.preset_box.currentText() == "gpt-dp"
+    )
 
 
 # Strategy
 
 
-def test_a_strategy_is_chosen_by_arrow_key_and_brings_its_options(
+def test_an_arrow_key_chooses_a_strategy_and_shows_its_options(
     qtbot: QtBot, theme: Theme, draft: Draft
 ) -> None:
     section = StrategySection(theme, draft)
@@ -330,15 +326,13 @@ def test_a_strategy_is_chosen_by_arrow_key_and_brings_its_options(
     qtbot.keyClick(section.list, Qt.Key.Key_Down)
     assert draft.value(("strategy", "use")) == "ddp"
     assert ("strategy", "bucket_mb") in section.options.fields
-    with qtbot.waitSignal(section.list.explained) as explained:
+    with qtbot.waitSignal(section.list.details_requested) as explained:
         qtbot.keyClick(section.list, Qt.Key.Key_Return)
     assert explained.args == ["ddp"]
 
 
 @pytest.mark.parametrize("num_devices", [2, 3, 4, 6])
-def test_a_mesh_begins_with_sizes_that_fit_the_chosen_devices(
-    theme: Theme, draft: Draft, num_devices: int
-) -> None:
+def test_a_new_mesh_fits_the_selected_devices(theme: Theme, draft: Draft, num_devices: int) -> None:
     section = StrategySection(theme, draft)
     draft.set_values({("devices", "use"): f"cpu:{num_devices}", ("train", "global_batch"): 12 * num_devices})
     section.list.setCurrentRow(list(STRATEGIES).index("hybrid"))
@@ -349,36 +343,37 @@ def test_a_mesh_begins_with_sizes_that_fit_the_chosen_devices(
 # The footer
 
 
-def test_the_footer_says_the_whole_of_what_is_wrong_and_offers_the_fix(
-    qtbot: QtBot, theme: Theme, draft: Draft
-) -> None:
+def test_the_footer_shows_the_problem_and_its_fix(qtbot: QtBot, theme: Theme, draft: Draft) -> None:
     pressed: list[int] = []
     footer = LaunchFooter(theme, idle_plan(draft), lambda: pressed.append(1), lambda: "Ctrl+F5")
     qtbot.addWidget(footer)
-    assert footer.estimate.text() == "No estimate yet" and "Ctrl+F5" in footer.button.text()
+    assert footer.estimate.text() == "No estimate yet" and "Ctrl+F5" in footer.launch_button.text()
     footer.resize(216, 300)
     footer.show()
     message = "train.steps is wrong, for a reason that takes more than the two lines of an estimate."
     problem = Problem("wrong", message, path="train.steps", advice="Use 5.", cure={"train.steps": 5})
-    footer.show_state(problem, where="Show the Field")
-    words = footer.blocker.words
+    footer.show_state(problem, location_text="Show the Field")
+    words = footer.blocker_banner.message
     assert words.isVisible() and words.text() == f"{message} Use 5." and not footer.estimate.isVisible()
-    assert footer.button.toolTip() == f"{message} Use 5."
+    assert footer.launch_button.toolTip() == f"{message} Use 5."
     assert words.height() > 3 * words.fontMetrics().lineSpacing()
-    assert footer.blocker.fix.text() == "Set steps = 5" and footer.blocker.where.text() == "Show the Field"
-    with qtbot.waitSignal(footer.fix_taken) as fixed:
-        qtbot.mouseClick(footer.blocker.fix, Qt.MouseButton.LeftButton)
-    with qtbot.waitSignal(footer.asked_where) as asked:
-        qtbot.keyClick(footer.blocker.where, Qt.Key.Key_Space)
+    assert (
+        footer.blocker_banner.fix_button.text() == "Set steps = 5"
+        and footer.blocker_banner.location_button.text() == "Show the Field"
+    )
+    with qtbot.waitSignal(footer.fix_requested) as fixed:
+        qtbot.mouseClick(footer.blocker_banner.fix_button, Qt.MouseButton.LeftButton)
+    with qtbot.waitSignal(footer.location_requested) as asked:
+        qtbot.keyClick(footer.blocker_banner.location_button, Qt.Key.Key_Space)
     assert fixed.args == [{"train.steps": 5}] and asked.args == [problem]
     footer.show_state(None)
-    assert not footer.blocker.isVisible() and footer.estimate.isVisible()
-    qtbot.mouseClick(footer.button, Qt.MouseButton.LeftButton)
+    assert not footer.blocker_banner.isVisible() and footer.estimate.isVisible()
+    qtbot.mouseClick(footer.launch_button, Qt.MouseButton.LeftButton)
     assert pressed == [1]
 
 
-def test_a_long_text_takes_the_lines_it_may_and_is_whole_in_the_tooltip(qtbot: QtBot) -> None:
-    label = FewLines(2)
+def test_a_long_text_is_elided_and_complete_in_the_tooltip(qtbot: QtBot) -> None:
+    label = ClampedLabel(2)
     qtbot.addWidget(label)
     label.resize(200, 40)
     label.show()
@@ -394,7 +389,7 @@ def test_every_control_has_a_name_and_a_tooltip(qtbot: QtBot, theme: Theme, draf
     from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit
 
     feed_machine(gpus, 4)
-    view = launch_view(theme, draft, gpus, presets.all(), lambda: "Ctrl+F5")
+    view = launch_view(theme, draft, gpus, presets.list_presets(), lambda: "Ctrl+F5")
     qtbot.addWidget(view)
     for kind in (QAbstractButton, QComboBox, QLineEdit):
         for widget in view.findChildren(kind):
@@ -402,7 +397,7 @@ def test_every_control_has_a_name_and_a_tooltip(qtbot: QtBot, theme: Theme, draf
             assert named, f"{widget} has no name"
 
 
-def test_every_strategy_has_an_icon_of_the_font_and_a_hint_of_four_words() -> None:
+def test_every_strategy_has_an_icon_and_a_short_hint() -> None:
     from rankdeck_app.theme.icons import CODEPOINTS
 
     for card in STRATEGIES.values():

@@ -13,11 +13,11 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck_app.composition import App
 from rankdeck_app.shell.tab import UnavailablePage
-from rankdeck_app.state.problem_list import DRAFT, LAUNCH, ListedProblem, ProblemList
+from rankdeck_app.state.problem_list import DRAFT_OWNER, LAUNCH_OWNER, ListedProblem, ProblemList
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.code_page import CodePage
 from rankdeck_app.views.config_page import ConfigPage
-from rankdeck_app.views.problems import ProblemsView, code_of, said_of, whose
+from rankdeck_app.views.problems import ProblemsView, message_text, owner_text, user_code_lines
 from tests.helpers.app_window import open_run, wait_for
 from tests.helpers.written_run import WrittenRun, device_infos
 
@@ -25,7 +25,7 @@ _TORCH = "/env/lib/python3.12/site-packages/torch/nn"
 CODE = 'import torch\n\n"""Long\ntext."""\ndef forward(x):\n    return inner(x)\n'
 
 
-def problem(file: Path | str, line: int = 6, *, with_place: bool = True) -> Problem:
+def make_problem(file: Path | str, line: int = 6, *, with_place: bool = True) -> Problem:
     return Problem(
         "rank-exception",
         f"RuntimeError: mat1 and mat2 cannot be multiplied ({file}, line {line})",
@@ -46,74 +46,77 @@ def problem(file: Path | str, line: int = 6, *, with_place: bool = True) -> Prob
     )
 
 
-def shown(app: App) -> ProblemsView:
+def show_problems(app: App) -> ProblemsView:
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
     return view
 
 
-def code_page(app: App) -> CodePage:
+def find_code_page(app: App) -> CodePage:
     page = app.window.editor.active_page()
     assert isinstance(page, CodePage)
-    wait_for(lambda: page.editor.toPlainText() or page.refusal.text(), 5, "the file")
+    wait_for(lambda: page.editor.toPlainText() or page.error_label.text(), 5, "the file")
     return page
 
 
 @pytest.mark.parametrize("with_place", [True, False], ids=["as data", "in words, as before"])
-def test_the_persons_own_line_comes_first(with_place: bool) -> None:
-    told = problem("/p/bad_model.py", with_place=with_place)
-    assert [(line.file, line.line) for line in code_of(told)] == [("/p/bad_model.py", 6), ("/p/train.py", 9)]
-    assert code_of(told)[0].text == "return inner(x)"
-    assert said_of(told) == "RuntimeError: mat1 and mat2 cannot be multiplied"
+def test_the_line_of_user_code_comes_first(with_place: bool) -> None:
+    told = make_problem("/p/bad_model.py", with_place=with_place)
+    assert [(line.file, line.line) for line in user_code_lines(told)] == [
+        ("/p/bad_model.py", 6),
+        ("/p/train.py", 9),
+    ]
+    assert user_code_lines(told)[0].text == "return inner(x)"
+    assert message_text(told) == "RuntimeError: mat1 and mat2 cannot be multiplied"
 
 
-def test_a_place_in_the_configuration_is_no_file() -> None:
+def test_a_location_in_the_configuration_is_not_a_file_link() -> None:
     wrong = Problem("config", "train.steps must be a whole number.", path="train.steps", line=3)
-    assert code_of(wrong) == [] and said_of(wrong) == wrong.message
+    assert user_code_lines(wrong) == [] and message_text(wrong) == wrong.message
     foreign = Problem("rank-exception", f"ValueError: no ({_TORCH}/module.py, line 17)")
-    assert code_of(foreign) == [] and said_of(foreign) == foreign.message
+    assert user_code_lines(foreign) == [] and message_text(foreign) == foreign.message
 
 
-def test_a_link_opens_the_file_at_the_line_and_what_torch_did_is_folded(
-    qtbot: QtBot, app: App, tmp_path: Path
-) -> None:
+def test_a_link_opens_the_file_at_its_line(qtbot: QtBot, app: App, tmp_path: Path) -> None:
     file = tmp_path / "bad_model.py"
     file.write_text(CODE)
-    view = shown(app)
-    app.session.problems.set(LAUNCH, "mine", [problem(file)])
+    view = show_problems(app)
+    app.session.problems.set(LAUNCH_OWNER, "mine", [make_problem(file)])
     row = view.rows[0]
     assert [link.text() for link in row.links] == ["bad_model.py, line 6", "train.py, line 9"]
-    assert row.trace is not None and row.trace.isHidden()
-    qtbot.mouseClick(row.unfold, Qt.MouseButton.LeftButton)
-    assert not row.trace.isHidden() and "  ... 1 frame of torch" in row.trace.toPlainText()
-    app.session.problems.set(DRAFT, "draft", [Problem("config", "another")])
-    assert view.rows[1] is row and not row.trace.isHidden()  # it stays as it was left
+    assert row.traceback_block is not None and row.traceback_block.isHidden()
+    qtbot.mouseClick(row.traceback_button, Qt.MouseButton.LeftButton)
+    assert (
+        not row.traceback_block.isHidden() and "  ... 1 frame of torch" in row.traceback_block.toPlainText()
+    )
+    app.session.problems.set(DRAFT_OWNER, "draft", [Problem("config", "another")])
+    assert view.rows[1] is row and not row.traceback_block.isHidden()  # it stays as it was left
     row.links[0].setFocus()
     qtbot.keyClick(row.links[0], Qt.Key.Key_Space)
-    page = code_page(app)
+    page = find_code_page(app)
     assert page.title == "bad_model.py" and page.editor.isReadOnly()
-    assert page.editor.textCursor().blockNumber() + 1 == 6 and set(page.editor.marks) == {6}
-    assert page.said.text() == "RuntimeError: mat1 and mat2 cannot be multiplied"
+    assert page.editor.textCursor().blockNumber() + 1 == 6 and set(page.editor.line_problems) == {6}
+    assert page.message_label.text() == "RuntimeError: mat1 and mat2 cannot be multiplied"
     assert page.breadcrumbs()[-1] == "bad_model.py"
 
 
-def test_a_file_that_has_changed_or_gone_is_said_so(app: App, tmp_path: Path) -> None:
+def test_changed_and_missing_files_are_reported(app: App, tmp_path: Path) -> None:
     file = tmp_path / "bad_model.py"
     file.write_text("x = 1\n")
-    app.places.open(file, 9, "ValueError: no")
-    page = code_page(app)
-    assert "it has no line 9" in page.said.text()
+    app.problem_navigator.open_location(file, 9, "ValueError: no")
+    page = find_code_page(app)
+    assert "it has no line 9" in page.message_label.text()
     file.unlink()
     page.go_to(1)
-    wait_for(lambda: "is gone" in page.refusal.text(), 5, "the refusal")
-    assert page.editor.isHidden() and page.refusal.isVisible()
+    wait_for(lambda: "is gone" in page.error_label.text(), 5, "the refusal")
+    assert page.editor.isHidden() and page.error_label.isVisible()
 
 
-def test_only_what_is_seen_has_colours_and_a_very_long_file_none(app: App, tmp_path: Path) -> None:
+def test_only_visible_lines_are_highlighted(app: App, tmp_path: Path) -> None:
     file = tmp_path / "long.py"
     file.write_text('x = 1\n"""Long\n' + "text\n" * 500 + '"""\ndef f():\n    return 1\n' * 200)
-    app.places.open(file, 3)
-    page = code_page(app)
+    app.problem_navigator.open_location(file, 3)
+    page = find_code_page(app)
 
     def is_colored(line: int) -> bool:
         block = page.editor.document().findBlockByNumber(line - 1)
@@ -130,10 +133,10 @@ def test_only_what_is_seen_has_colours_and_a_very_long_file_none(app: App, tmp_p
 
 
 def test_buttons_stay_inside_the_panel_at_any_width(qtbot: QtBot, app: App) -> None:
-    view = shown(app)
+    view = show_problems(app)
     long = "/a/very/long/path/without/any/space/" * 8
-    app.session.problems.set(LAUNCH, "mine", [problem(f"{long}model.py")])
-    app.session.problems.set(DRAFT, "draft", [Problem("no-gpu", f"No GPU under {long}.", line=3)])
+    app.session.problems.set(LAUNCH_OWNER, "mine", [make_problem(f"{long}model.py")])
+    app.session.problems.set(DRAFT_OWNER, "draft", [Problem("no-gpu", f"No GPU under {long}.", line=3)])
     for width in (1440, 1000, 800):
         app.window.resize(width, 700)
         room = view.rows[0].parentWidget()
@@ -145,16 +148,16 @@ def test_buttons_stay_inside_the_panel_at_any_width(qtbot: QtBot, app: App) -> N
                 assert edge <= view.width(), (width, button.text())
 
 
-def test_f8_walks_through_all_problems_and_opens_each(qtbot: QtBot, app: App, tmp_path: Path) -> None:
-    assert not app.window.commands.enabled("problems.next")
+def test_f8_goes_through_all_problems(qtbot: QtBot, app: App, tmp_path: Path) -> None:
+    assert not app.window.commands.is_enabled("problems.next")
     file = tmp_path / "bad_model.py"
     file.write_text(CODE)
     app.session.draft.set_text('[train]\nsteps = "x"\n')
-    app.session.problems.set(LAUNCH, "mine", [problem(file)])
+    app.session.problems.set(LAUNCH_OWNER, "mine", [make_problem(file)])
     entries = app.session.problems.entries
-    assert [entry.owner for entry in entries] == [LAUNCH, DRAFT]
+    assert [entry.owner for entry in entries] == [LAUNCH_OWNER, DRAFT_OWNER]
     qtbot.keyClick(app.window, Qt.Key.Key_F8)
-    assert code_page(app).path == file
+    assert find_code_page(app).path == file
     view = app.window.panel.body
     assert isinstance(view, ProblemsView)
     assert [row.property("chosen") for row in view.rows] == ["true", "false"]
@@ -162,49 +165,49 @@ def test_f8_walks_through_all_problems_and_opens_each(qtbot: QtBot, app: App, tm
     page = app.window.editor.active_page()
     assert isinstance(page, ConfigPage) and page.editor.textCursor().blockNumber() + 1 == 2
     qtbot.keyClick(app.window, Qt.Key.Key_F8)
-    assert code_page(app).path == file
+    assert find_code_page(app).path == file
     qtbot.keyClick(app.window, Qt.Key.Key_F8, Qt.KeyboardModifier.ShiftModifier)
     assert app.window.editor.active_page() is page
 
 
-def test_an_editor_of_ones_own_gets_file_and_line(qtbot: QtBot, app: App, tmp_path: Path) -> None:
+def test_the_user_editor_gets_file_and_line(qtbot: QtBot, app: App, tmp_path: Path) -> None:
     told, file = tmp_path / "told", tmp_path / "my model.py"
     editor = tmp_path / "my editor"
     editor.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > "{told}.new" && mv "{told}.new" "{told}"\n')
     editor.chmod(0o700)
     app.window.settings.set("editor.command", f"'{editor}' -g {{file}}:{{line}}")
     before = app.window.editor.active_page()
-    app.places.open(file, 7)
+    app.problem_navigator.open_location(file, 7)
     wait_for(told.exists, 10, "the editor")
     assert told.read_text() == f"-g|{file}:7|" and app.window.editor.active_page() is before
     for wrong in ("/no/such/editor {file}", "'", "vi {lin} {file}", "vi {line[0]}", "vi {file:s}"):
         app.window.settings.set("editor.command", wrong)
-        app.places.open(file, 7)
+        app.problem_navigator.open_location(file, 7)
         assert "editor.command" in app.window.toasts.history[-1].text
-        assert code_page(app).path == file  # and it is shown here instead
+        assert find_code_page(app).path == file  # and it is shown here instead
 
 
-def test_a_page_of_code_comes_back_at_its_line(make_app: type, tmp_path: Path) -> None:
+def test_a_code_page_is_restored_at_its_line(make_app: type, tmp_path: Path) -> None:
     file = tmp_path / "bad_model.py"
     file.write_text(CODE)
     first: App = make_app()
-    first.places.open(file, 6, "ValueError: no")
-    code_page(first)
+    first.problem_navigator.open_location(file, 6, "ValueError: no")
+    find_code_page(first)
     first.window.close()
     second: App = make_app()
-    page = code_page(second)
-    assert not isinstance(page, UnavailablePage) and page.said.text() == "ValueError: no"
+    page = find_code_page(second)
+    assert not isinstance(page, UnavailablePage) and page.message_label.text() == "ValueError: no"
     assert page.editor.textCursor().blockNumber() + 1 == 6
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["the panel is open", "it is opened then"])
-def test_rows_are_as_high_as_their_words_from_their_first_frame(app: App, is_open: bool) -> None:
-    view = shown(app)
+def test_rows_have_their_full_height_from_the_first_frame(app: App, is_open: bool) -> None:
+    view = show_problems(app)
     if not is_open:
-        app.window.toggle("panel")
+        app.window.toggle_part("panel")
     wrong = [Problem("config", f"train.steps is {n}. " * 20, advice="Use 1. " * 40) for n in range(4)]
-    app.session.problems.set(DRAFT, "draft", wrong)
-    shown(app)  # nothing of the event loop has run since
+    app.session.problems.set(DRAFT_OWNER, "draft", wrong)
+    show_problems(app)  # nothing of the event loop has run since
     assert len(view.rows) == 4 and view.isVisible()
     for row in view.rows:
         assert row.isVisible() and row.height() >= row.heightForWidth(row.width()) > 100
@@ -212,15 +215,15 @@ def test_rows_are_as_high_as_their_words_from_their_first_frame(app: App, is_ope
     assert lowest < view.rows[0].parentWidget().height()
 
 
-def test_errors_of_a_run_come_before_its_warnings_whoever_tells_them() -> None:
+def test_errors_of_a_run_come_before_its_warnings() -> None:
     problems, run = ProblemList(), Path("/runs/mine")
-    problems.set(DRAFT, "draft", [Problem("b", "slow", severity="warning"), Problem("a", "wrong")])
+    problems.set(DRAFT_OWNER, "draft", [Problem("b", "slow", severity="warning"), Problem("a", "wrong")])
     problems.set(str(run), "mine", [Problem("d", "late", severity="warning"), Problem("c", "failed")], run)
     problems.set(f"{run} memory", "mine", [Problem("e", "uneven", severity="warning")], run)
     assert [entry.problem.code for entry in problems.entries] == ["c", "e", "d", "a", "b"]
 
 
-def test_other_runs_stand_below_the_one_on_show_under_a_heading(qtbot: QtBot) -> None:
+def test_problems_of_other_runs_are_listed_below_a_heading(qtbot: QtBot) -> None:
     problems, theme = ProblemList(), Theme()
     for name in ("mine", "other"):
         run = Path("/runs") / name
@@ -228,18 +231,18 @@ def test_other_runs_stand_below_the_one_on_show_under_a_heading(qtbot: QtBot) ->
     view = ProblemsView(theme, problems, lambda _entry: [])
     qtbot.addWidget(view)
     view.show()
-    assert [row.entry.title for row in view.rows] == ["other", "mine"] and not view.others.isVisible()
-    problems.show_run(Path("/runs/mine"))
+    assert [row.entry.title for row in view.rows] == ["other", "mine"] and not view.others_heading.isVisible()
+    problems.set_shown_run(Path("/runs/mine"))
     assert [row.entry.title for row in view.rows] == ["mine", "other"]
-    assert view.others.isVisible()
-    qtbot.waitUntil(lambda: view.rows[0].y() < view.others.y() < view.rows[1].y())
+    assert view.others_heading.isVisible()
+    qtbot.waitUntil(lambda: view.rows[0].y() < view.others_heading.y() < view.rows[1].y())
 
 
-def test_the_keyboard_stays_in_the_list_when_a_fix_takes_its_row_away(qtbot: QtBot) -> None:
+def test_focus_stays_in_the_list_when_a_row_is_removed(qtbot: QtBot) -> None:
     problems = ProblemList()
-    problems.set(LAUNCH, "launch", [Problem("b", "wrong")])
-    problems.set(DRAFT, "draft", [Problem("a", "wrong")])
-    fix = ("Fix", lambda: problems.set(DRAFT, "draft", []))
+    problems.set(LAUNCH_OWNER, "launch", [Problem("b", "wrong")])
+    problems.set(DRAFT_OWNER, "draft", [Problem("a", "wrong")])
+    fix = ("Fix", lambda: problems.set(DRAFT_OWNER, "draft", []))
     view = ProblemsView(Theme(), problems, lambda _entry: [fix])
     qtbot.addWidget(view)
     with qtbot.waitActive(view):
@@ -251,41 +254,41 @@ def test_the_keyboard_stays_in_the_list_when_a_fix_takes_its_row_away(qtbot: QtB
     assert view.rows[0].buttons[0].hasFocus()
 
 
-def test_an_open_panel_turns_to_the_problems_of_the_run_on_show_that_fails(
+def test_an_open_panel_shows_problems_when_the_current_run_fails(
     qtbot: QtBot, app: App, written: WrittenRun
 ) -> None:
     app.window.show_panel("output")
-    written.begin(1, device_infos(1))
-    written.steps(0, 1, [1.0])
+    written.start(1, device_infos(1))
+    written.write_steps(0, 1, [1.0])
     open_run(app, written.path)
     qtbot.waitUntil(lambda: app.tabs.current is not None and app.tabs.current.is_live)
-    assert app.window.panel.shown == "output"
+    assert app.window.panel.current_id == "output"
     written.end("failed", 1)
-    qtbot.waitUntil(lambda: app.window.panel.shown == "problems")
+    qtbot.waitUntil(lambda: app.window.panel.current_id == "problems")
 
 
-def test_a_folder_that_the_advice_names_is_not_told_twice() -> None:
+def test_a_folder_named_by_the_advice_is_not_repeated() -> None:
     lost = Problem("lost", "It failed.", path="/runs/mine", advice="See the files in /runs/mine/logs.")
-    assert whose(ListedProblem(LAUNCH, "mine", lost)) == "mine"
+    assert owner_text(ListedProblem(LAUNCH_OWNER, "mine", lost)) == "mine"
     other = Problem("lost", "It failed.", path="/runs/mine", advice="Run it again.")
-    assert whose(ListedProblem(LAUNCH, "mine", other)) == "mine · /runs/mine"
+    assert owner_text(ListedProblem(LAUNCH_OWNER, "mine", other)) == "mine · /runs/mine"
 
 
-def test_the_fix_of_a_run_that_was_refused_is_a_command(
+def test_the_fix_of_a_refused_run_is_a_command(
     qtbot: QtBot, app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = WrittenRun(tmp_path / "runs", "refused")
-    run.begin(1, device_infos(2))
+    run.start(1, device_infos(2))
     cure = {"strategy.use": "model"}
     refused = Problem("differs-from-one-device", "The model mixes samples.", cure=cure)
     run.writer("supervisor").write(events.ProblemRaised(problem=refused))
     taken = list[object]()
-    monkeypatch.setattr(app.fixes, "take", lambda *what: taken.append(what))
+    monkeypatch.setattr(app.fixes, "apply", lambda *what: taken.append(what))
     open_run(app, run.path)
     commands = app.window.commands
     qtbot.waitUntil(lambda: bool(app.session.problems.entries))
-    assert not commands.enabled("run.cure"), "it is not over"
+    assert not commands.is_enabled("run.cure"), "it is not over"
     run.end("failed", 2)
-    qtbot.waitUntil(lambda: commands.enabled("run.cure"))
+    qtbot.waitUntil(lambda: commands.is_enabled("run.cure"))
     commands.run("run.cure")
     assert taken == [(run.path, cure)]

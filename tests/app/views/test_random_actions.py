@@ -17,9 +17,9 @@ from shiboken6 import isValid
 from rankdeck_app.composition import App
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.tab_group import Zone
-from rankdeck_app.theme import BUILT_IN
+from rankdeck_app.theme import BUILT_IN_THEMES
 from rankdeck_app.widgets.painting import Overflow, watch_overflows
-from tests.helpers.app_window import settle
+from tests.helpers.app_window import process_events
 from tests.helpers.every_view import ACTIVITIES, PANELS, EveryView
 
 ZONES: tuple[Zone, ...] = ("center", "left", "right", "top", "bottom")
@@ -54,19 +54,19 @@ COMMANDS = [
     "problems.next",
     "editor.closeAll",
 ]
-MOST_GROUPS = 4
-PANE, AROUND = QSize(300, 180), QSize(348, 320)
+MAX_GROUPS = 4
+PANE, FRAME_SIZE = QSize(300, 180), QSize(348, 320)
 """No smaller is a group of tabs made by resizing and zooming; what stands around all of them."""
 
 
 class Monkey:
-    """Does one thing after another; `done` says what, in words."""
+    """Does one thing after another; `actions` says what, in words."""
 
     def __init__(self, app: App, every: EveryView, seed: int) -> None:
         self.app, self.every, self.rng = app, every, random.Random(seed)
-        self.done: list[str] = []
-        self.seen: list[weakref.ref[Page]] = []
-        self.cut: dict[str, str] = {}
+        self.actions: list[str] = []
+        self.page_refs: list[weakref.ref[Page]] = []
+        self.cut_texts: dict[str, str] = {}
 
     def act(self) -> None:
         acts: list[tuple[int, Callable[[], str]]] = [
@@ -79,44 +79,44 @@ class Monkey:
         ]
         (act,) = self.rng.choices([one for _, one in acts], [weight for weight, _ in acts])
         with watch_overflows(self.note_cut):
-            self.done.append(act.__name__)
-            self.done[-1] = act()
+            self.actions.append(act.__name__)
+            self.actions[-1] = act()
             self.make_room()
-            settle()
-        known = {id(ref()) for ref in self.seen}
+            process_events()
+        known = {id(ref()) for ref in self.page_refs}
         pages = self.app.window.editor.pages()
-        self.seen += [weakref.ref(page) for page in pages if id(page) not in known]
+        self.page_refs += [weakref.ref(page) for page in pages if id(page) not in known]
 
     def note_cut(self, found: Overflow) -> None:
         groups = [(group.width(), group.height()) for group in self.app.window.editor.groups()]
-        self.cut.setdefault(str(found), f"groups {groups} after {self.done[-4:]}")
+        self.cut_texts.setdefault(str(found), f"groups {groups} after {self.actions[-4:]}")
 
     def make_room(self) -> None:
         """A window that is smaller than its groups can be is not asked for."""
         window = self.app.window
-        least = AROUND + PANE * len(window.editor.groups())
+        least = FRAME_SIZE + PANE * len(window.editor.groups())
         if window.size().expandedTo(least) != window.size():
             window.resize(window.size().expandedTo(least))
 
     def open_page(self) -> str:
         page_id = self.rng.choice([*self.every.page_ids, "compare", "code"])
         if page_id == "compare":
-            self.app.comparisons.open_compare([self.every.alive.path, self.every.failed.path])
+            self.app.comparisons.open_comparison([self.every.alive.path, self.every.failed.path])
         elif page_id == "code":
-            self.app.places.open(Path(__file__), 3, "what is wrong here")
+            self.app.problem_navigator.open_location(Path(__file__), 3, "what is wrong here")
         else:
             self.app.window.editor.open(page_id, preview=self.rng.random() < 0.3)
         return f"open {page_id}"
 
     def run_command(self) -> str:
         window, name = self.app.window, self.rng.choice(COMMANDS)
-        if not (name.startswith("editor.split") and len(window.editor.groups()) >= MOST_GROUPS):
+        if not (name.startswith("editor.split") and len(window.editor.groups()) >= MAX_GROUPS):
             window.commands.run(name)
         if name.startswith("palette"):
-            settle()
-            window.palette_box.input.setText(self.rng.choice(("", "split", "> th", "gpt", "zzz")))
-            settle()
-            window.palette_box.dismiss()
+            process_events()
+            window.command_palette.input.setText(self.rng.choice(("", "split", "> th", "gpt", "zzz")))
+            process_events()
+            window.command_palette.dismiss()
         return name
 
     def resize(self) -> str:
@@ -127,7 +127,7 @@ class Monkey:
     def drag(self) -> str:
         groups = self.app.window.editor.groups()
         source, target, zone = self.rng.choice(groups), self.rng.choice(groups), self.rng.choice(ZONES)
-        if not source.tabs or (zone != "center" and len(groups) >= MOST_GROUPS):
+        if not source.tabs or (zone != "center" and len(groups) >= MAX_GROUPS):
             return "no drag"
         tab = self.rng.choice(source.tabs)
         source.bar.dragged.emit(tab)
@@ -142,7 +142,7 @@ class Monkey:
         return f"show {name}"
 
     def change_theme(self) -> str:
-        name = self.rng.choice(list(BUILT_IN))
+        name = self.rng.choice(list(BUILT_IN_THEMES))
         self.app.window.settings.set("theme.name", name)
         return name
 
@@ -151,32 +151,32 @@ class Monkey:
         self.app.window.commands.run("view.zoomReset")
         self.app.window.editor.close_all()
         for _ in range(2):
-            settle()
+            process_events()
             gc.collect()
-        pages = [page for ref in self.seen if (page := ref()) is not None]
+        pages = [page for ref in self.page_refs if (page := ref()) is not None]
         return [f"{page.page_id if isValid(page) else f'wrapper of {type(page).__name__}'}" for page in pages]
 
 
-def let_loose(app: App, every: EveryView, seed: int, count: int) -> None:
+def run_monkey(app: App, every: EveryView, seed: int, count: int) -> None:
     monkey = Monkey(app, every, seed)
     try:
         for _ in range(count):
             monkey.act()
     finally:
-        print(f"seed {seed}, {len(monkey.done)} actions:", *monkey.done, sep="\n  ")
-    assert not monkey.cut, f"seed {seed}:\n" + "\n".join(
-        f"{what}: {where}" for what, where in monkey.cut.items()
+        print(f"seed {seed}, {len(monkey.actions)} actions:", *monkey.actions, sep="\n  ")
+    assert not monkey.cut_texts, f"seed {seed}:\n" + "\n".join(
+        f"{what}: {where}" for what, where in monkey.cut_texts.items()
     )
     assert not (left := monkey.leaked()), f"seed {seed}: {left}"
-    assert len(monkey.seen) > count // 20
+    assert len(monkey.page_refs) > count // 20
 
 
 @pytest.mark.parametrize("seed", [11])
 def test_thirty_random_actions(app: App, every: EveryView, seed: int) -> None:
-    let_loose(app, every, seed, 30)
+    run_monkey(app, every, seed, 30)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6])
 def test_three_hundred_random_actions(app: App, every: EveryView, seed: int) -> None:
-    let_loose(app, every, seed, 300)
+    run_monkey(app, every, seed, 300)

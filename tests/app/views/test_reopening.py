@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QPushButton
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck_app.composition import App, alive_in_words
-from tests.helpers.app_window import open_run, settle, wait_for
+from rankdeck_app.composition import App, alive_runs_text
+from tests.helpers.app_window import open_run, process_events, wait_for
 from tests.helpers.written_run import WrittenRun
 
 MakeApp = Callable[[], App]
@@ -25,7 +25,7 @@ def make_run() -> Iterator[MakeRun]:
 
     def make(name: str) -> WrittenRun:
         made.append(WrittenRun(Path(os.environ["RANKDECK_RUNS"]), name))
-        made[-1].begin()
+        made[-1].start()
         return made[-1]
 
     yield make
@@ -33,20 +33,20 @@ def make_run() -> Iterator[MakeRun]:
         run.lose()
 
 
-def failed(run: WrittenRun) -> WrittenRun:
-    run.steps(0, 1, [2.0])
+def write_failure(run: WrittenRun) -> WrittenRun:
+    run.write_steps(0, 1, [2.0])
     problem = Problem("rank-exception", "ValueError: bad batch 17", rank=0)
     run.writer("supervisor").write(events.ProblemRaised(problem=problem))
     run.end("failed", 1)
     return run
 
 
-def marks(app: App) -> dict[str, str]:
+def tab_marks(app: App) -> dict[str, str]:
     tabs = [tab for group in app.window.editor.groups() for tab in group.tabs]
-    return {tab.shown_title(): tab.shown_icon()[1] for tab in tabs}
+    return {tab.display_title(): tab.display_icon()[1] for tab in tabs}
 
 
-def closed_with(make_app: MakeApp, *runs: WrittenRun) -> None:
+def close_with_tabs(make_app: MakeApp, *runs: WrittenRun) -> None:
     """A session that ends with tabs of these runs, the welcome page in front."""
     app = make_app()
     for run in runs:
@@ -64,20 +64,18 @@ def closed_with(make_app: MakeApp, *runs: WrittenRun) -> None:
         (["A", "B", "C", "D", "E"], "5 runs are alive: A, B, C and 2 more."),
     ],
 )
-def test_every_run_that_is_alive_counts(titles: list[str], words: str) -> None:
-    assert alive_in_words(titles) == words
+def test_the_toast_counts_all_live_runs(titles: list[str], words: str) -> None:
+    assert alive_runs_text(titles) == words
 
 
-def test_two_runs_that_are_alive_are_told_as_two_with_a_button_each(
-    make_app: MakeApp, make_run: MakeRun
-) -> None:
+def test_two_live_runs_have_a_button_each(make_app: MakeApp, make_run: MakeRun) -> None:
     one, other = make_run("first"), make_run("second with a long name, longer than a button")
-    closed_with(make_app, one)  # one of them has a tab
+    close_with_tabs(make_app, one)  # one of them has a tab
     app = make_app()
     toasts = app.window.toasts
     wait_for(lambda: any("alive" in notice.text for notice in toasts.history), 5, "the notice")
     assert toasts.history[-1].text.startswith("2 runs are alive: second with a long name")
-    (toast,) = toasts.all_shown
+    (toast,) = toasts.visible_toasts
     buttons = {button.text()[:11]: button for button in toast.findChildren(QPushButton)}
     assert {*buttons} == {"Open first", "Open second"}
     wait_for(lambda: all(button.width() > 40 for button in buttons.values()), 5, "the layout")
@@ -89,44 +87,44 @@ def test_two_runs_that_are_alive_are_told_as_two_with_a_button_each(
     wait_for(lambda: app.tabs.active() is not None and app.tabs.active().is_live, 5, "the run")  # type: ignore[union-attr]
 
 
-def test_problems_and_marks_of_tabs_are_back_without_a_click(make_app: MakeApp, make_run: MakeRun) -> None:
-    bad, alive = failed(make_run("bad")), make_run("alive")
-    closed_with(make_app, bad, alive)
+def test_problems_and_tab_marks_are_restored_without_a_click(make_app: MakeApp, make_run: MakeRun) -> None:
+    bad, alive = write_failure(make_run("bad")), make_run("alive")
+    close_with_tabs(make_app, bad, alive)
     app = make_app()
     assert app.window.editor.page(f"run:{bad.path}") is None, "nobody has looked at it"
     wait_for(lambda: app.session.problems.num_errors == 1, 5, "the problem")
     (entry,) = app.session.problems.entries
     assert (entry.problem.message, entry.run) == ("ValueError: bad batch 17", bad.path)
-    wait_for(lambda: marks(app).get("bad") == "errorForeground", 5, "the mark")
+    wait_for(lambda: tab_marks(app).get("bad") == "errorForeground", 5, "the mark")
     assert app.window.editor.page(f"run:{bad.path}") is None
     # One that ends meanwhile is marked too, though nobody has looked at it either.
-    wait_for(lambda: marks(app).get("alive") == "rankdeck.rest", 5, "the mark of the living")
+    wait_for(lambda: tab_marks(app).get("alive") == "rankdeck.rest", 5, "the mark of the living")
     alive.end("completed")
-    wait_for(lambda: marks(app).get("alive") == "rankdeck.ok", 5, "its end")
+    wait_for(lambda: tab_marks(app).get("alive") == "rankdeck.ok", 5, "its end")
     open_run(app, bad.path)
     assert app.session.problems.num_errors == 1
     app.window.editor.close_page(f"run:{bad.path}")
-    settle()
+    process_events()
     assert app.session.problems.entries == []
 
 
-def test_a_closed_tab_that_nobody_saw_takes_its_problems_along(make_app: MakeApp, make_run: MakeRun) -> None:
-    bad, gone = failed(make_run("bad")), failed(make_run("gone"))
-    closed_with(make_app, gone, bad)
+def test_closing_an_unbuilt_tab_removes_its_problems(make_app: MakeApp, make_run: MakeRun) -> None:
+    bad, gone = write_failure(make_run("bad")), write_failure(make_run("gone"))
+    close_with_tabs(make_app, gone, bad)
     for path in sorted(gone.path.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     gone.path.rmdir()
     app = make_app()
     wait_for(lambda: app.session.problems.num_errors == 1, 5, "the problem")
     app.window.editor.close_page(f"run:{bad.path}")
-    assert app.session.problems.entries == [] and app.tabs.open_runs.all() == []
+    assert app.session.problems.entries == [] and app.tabs.open_runs.list_runs() == []
 
 
-def test_the_marks_of_before_stand_before_anything_is_read(make_app: MakeApp, make_run: MakeRun) -> None:
-    bad = failed(make_run("bad"))
+def test_tab_marks_are_restored_before_runs_are_read(make_app: MakeApp, make_run: MakeRun) -> None:
+    bad = write_failure(make_run("bad"))
     first = make_app()
     open_run(first, bad.path)
-    wait_for(lambda: marks(first).get("bad") == "errorForeground", 5, "the mark")
+    wait_for(lambda: tab_marks(first).get("bad") == "errorForeground", 5, "the mark")
     first.window.commands.run("welcome.show")
     first.window.close()
-    assert marks(make_app())["bad"] == "errorForeground"
+    assert tab_marks(make_app())["bad"] == "errorForeground"

@@ -14,10 +14,10 @@ from pytestqt.qtbot import QtBot
 from rankdeck import events
 from rankdeck.base.errors import Evidence, Problem
 from rankdeck_app.composition import App
-from rankdeck_app.state.problem_list import LAUNCH, ListedProblem
+from rankdeck_app.state.problem_list import LAUNCH_OWNER, ListedProblem
 from rankdeck_app.views.code_page import CodePage
-from rankdeck_app.views.problems import ProblemsView, place_of
-from tests.helpers.app_window import open_run, settle, wait_for
+from rankdeck_app.views.problems import ProblemsView, evidence_file
+from tests.helpers.app_window import open_run, process_events, wait_for
 from tests.helpers.written_run import WrittenRun, device_infos
 
 
@@ -30,31 +30,33 @@ def crowded() -> Iterator[WrittenRun]:
         "devices": {"use": "cpu:2"},
     }
     run = WrittenRun(Path(os.environ["RANKDECK_RUNS"]), "crowded", config)
-    run.begin(2, device_infos(2), strategy="ddp", cores=8)
+    run.start(2, device_infos(2), strategy="ddp", cores=8)
     yield run
     run.lose()
 
 
-def up(run: WrittenRun) -> None:
+def start_ranks(run: WrittenRun) -> None:
     for rank in range(2):
         run.writer(f"rank-{rank}").write(events.RankStarted(rank=rank, pid=rank + 1, devices=[rank]))
 
 
-def found(app: App) -> list[ListedProblem]:
+def find_entries(app: App) -> list[ListedProblem]:
     return [entry for entry in app.session.problems.entries if entry.problem.code == "workers-too-many"]
 
 
-def labels(app: App) -> list[str]:
-    return [label for label, _ in app.fixes.actions_of(found(app)[0])]
+def button_labels(app: App) -> list[str]:
+    return [label for label, _ in app.fixes.actions_of(find_entries(app)[0])]
 
 
-def test_a_finding_is_listed_with_a_link_and_its_fix(qtbot: QtBot, app: App, crowded: WrittenRun) -> None:
-    up(crowded)
+def test_a_finding_has_a_link_and_a_fix(qtbot: QtBot, app: App, crowded: WrittenRun) -> None:
+    start_ranks(crowded)
     open_run(app, crowded.path)
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
-    wait_for(lambda: found(app) and "Go On with data.workers = 4" in labels(app), 5, "the finding")
-    (entry,) = found(app)
+    wait_for(
+        lambda: find_entries(app) and "Go On with data.workers = 4" in button_labels(app), 5, "the finding"
+    )
+    (entry,) = find_entries(app)
     assert entry.is_warning and entry.run == crowded.path
     assert "32 worker processes read data on 8 cores" in entry.problem.message
     (row,) = view.rows
@@ -67,25 +69,25 @@ def test_a_finding_is_listed_with_a_link_and_its_fix(qtbot: QtBot, app: App, cro
     wait_for(lambda: "workers = 16" in page.editor.toPlainText(), 5, "the file")
     assert not any("worker processes" in notice.text for notice in app.window.toasts.history)
     app.window.editor.close_all()
-    settle()
-    assert found(app) == [], "nobody follows it any more"
+    process_events()
+    assert find_entries(app) == [], "nobody follows it any more"
 
 
-def test_what_comes_within_a_second_of_a_look_is_found_by_the_next(app: App, crowded: WrittenRun) -> None:
+def test_later_events_are_found_by_the_next_check(app: App, crowded: WrittenRun) -> None:
     open_run(app, crowded.path)
     run = app.tabs.current
     assert run is not None
-    wait_for(lambda: run.fold.started is not None, 5, "its announcement")
-    assert found(app) == []
-    up(crowded)
-    wait_for(lambda: found(app), 5, "the finding")
+    wait_for(lambda: run.state.started is not None, 5, "its announcement")
+    assert find_entries(app) == []
+    start_ranks(crowded)
+    wait_for(lambda: find_entries(app), 5, "the finding")
 
 
-def test_the_row_of_a_problem_says_what_was_seen(app: App, tmp_path: Path) -> None:
+def test_the_row_of_a_problem_shows_its_evidence(app: App, tmp_path: Path) -> None:
     log = tmp_path / "rank-0.err"
     log.write_text("one\ntwo\n")
     seen = (Evidence("it said two", str(log), 2), Evidence("no file shows this"))
-    app.session.problems.set(LAUNCH, "mine", [Problem("failed", "It failed.", evidence=seen)])
+    app.session.problems.set(LAUNCH_OWNER, "mine", [Problem("failed", "It failed.", evidence=seen)])
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
     (row,) = view.rows
@@ -94,11 +96,11 @@ def test_the_row_of_a_problem_says_what_was_seen(app: App, tmp_path: Path) -> No
     page = app.window.editor.active_page()
     assert isinstance(page, CodePage)
     wait_for(lambda: page.editor.toPlainText(), 5, "the file")
-    assert page.editor.textCursor().blockNumber() + 1 == 2 and page.said.text() == "it said two"
+    assert page.editor.textCursor().blockNumber() + 1 == 2 and page.message_label.text() == "it said two"
 
 
-def test_a_place_is_in_the_folder_of_the_run() -> None:
+def test_evidence_paths_are_relative_to_the_run_folder() -> None:
     run, inside = Path("/runs/one"), Evidence("", "logs/rank-0.0.err", 3)
-    assert place_of(inside, run) == run / "logs/rank-0.0.err"
-    assert place_of(inside, None) is None and place_of(Evidence(""), run) is None
-    assert place_of(Evidence("", "/p/train.py"), run) == Path("/p/train.py")
+    assert evidence_file(inside, run) == run / "logs/rank-0.0.err"
+    assert evidence_file(inside, None) is None and evidence_file(Evidence(""), run) is None
+    assert evidence_file(Evidence("", "/p/train.py"), run) == Path("/p/train.py")

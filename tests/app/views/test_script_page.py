@@ -14,7 +14,7 @@ from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard.page import RunPage
-from tests.helpers.written_run import MIB, backdated
+from tests.helpers.written_run import MIB, write_backdated
 from tests.helpers.written_script import WrittenScript
 
 KINDS = {"parameters": 20 * MIB, "gradients": 20 * MIB, "optimizer": 40 * MIB}
@@ -58,16 +58,16 @@ def make(tmp_path: Path) -> Iterator[Callable[..., WrittenScript]]:
         run.lose()
 
 
-def write_all(run: WrittenScript, source: str = events.OWNERS_SEEN) -> None:
+def write_full_script(run: WrittenScript, source: str = events.OWNERS_SEEN) -> None:
     """Two ranks that tell everything."""
-    run.launch(2)
+    run.start_script(2)
     for rank in range(2):
-        run.see(
+        run.observe_rank(
             rank, world_size=2, wrapper="DistributedDataParallel", backend="gloo", model="m:GPT",
             num_parameters=1_240_000, optimizer="torch.optim.adamw:AdamW", batch=16,
             versions={"python": "3.11.7", "torch": "2.13.0"},
         )  # fmt: skip
-        run.step(rank, 1, [3.0 - 0.01 * step for step in range(40)], samples=16, wait_s=0.05)
+        run.write_step_line(rank, 1, [3.0 - 0.01 * step for step in range(40)], samples=16, wait_s=0.05)
         for step in (1, 20, 40):
             told = events.DeviceMemory(
                 device=rank, live_bytes=80 * MIB, peak_bytes=80 * MIB, peak_by_kind=KINDS
@@ -75,7 +75,7 @@ def write_all(run: WrittenScript, source: str = events.OWNERS_SEEN) -> None:
             memory = events.Memory(rank=rank, step=step, source=source, devices=[told])
             run.writer(f"rank-{rank}").write(memory)
     steps = list(range(0, 40, 10))
-    run.log(0, through="transformers", steps=steps, accuracy=[0.1, 0.5, 0.8, 0.9])
+    run.write_logged(0, through="transformers", steps=steps, accuracy=[0.1, 0.5, 0.8, 0.9])
     samples = [
         (
             run.started + 0.5 * n,
@@ -85,19 +85,19 @@ def write_all(run: WrittenScript, source: str = events.OWNERS_SEEN) -> None:
         )
         for n in range(1, 6)
     ]
-    backdated(run.dir.events_folder / "sampler.0.jsonl", samples)
+    write_backdated(run.dir.events_folder / "sampler.0.jsonl", samples)
 
 
-def shown(page: RunPage) -> set[str]:
+def visible_cards(page: RunPage) -> set[str]:
     return {name for name, card in page.cards.items() if not card.isHidden()}
 
 
 def stats(page: RunPage) -> dict[str, str]:
-    return {cell.label: cell.value for cell in page._strip.figure}
+    return {cell.label: cell.value for cell in page._stat_strip.data}
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_script_that_tells_everything_fills_every_card(
+def test_a_fully_observed_script_fills_every_card(
     qtbot: QtBot,
     make: Callable[..., WrittenScript],
     opened: Callable[..., RunPage],
@@ -105,83 +105,87 @@ def test_a_script_that_tells_everything_fills_every_card(
     tmp_path: Path,
 ) -> None:
     run = make(ranks=2, args=["--lr", "0.1"])
-    write_all(run)
+    write_full_script(run)
     page = opened(run, size)
     known = set(page.cards) - {"anatomy", "lr", "norm"}  # which is not told of a script; hidden until wanted
-    qtbot.waitUntil(lambda: shown(page) == known and len(page.grid.logged.curves.figure.curves) == 1)
+    qtbot.waitUntil(
+        lambda: visible_cards(page) == known and len(page.grid.logged_card.curves.data.curves) == 1
+    )
     assert page.title == "train.py"
     assert {"Step": "40", "Loader wait": "10.0%"}.items() <= stats(page).items()
     assert not {"ETA", "Held-out loss"} & set(stats(page)), "nobody knows where it ends"
-    assert [bar.total_bytes for bar in page.grid.bars.figure.bars] == [80 * MIB] * 2
+    assert [bar.total_bytes for bar in page.grid.bars.data.bars] == [80 * MIB] * 2
     assert page.cards["bars"].source == events.OWNERS_SEEN
-    assert page.grid.heat.figure.labels == ["CPU 0", "CPU 1"] and page.grid.heat.figure.values == [0.5, 0.5]
-    (curve,) = page.grid.logged.curves.figure.curves
+    assert page.grid.heat.data.labels == ["CPU 0", "CPU 1"] and page.grid.heat.data.values == [0.5, 0.5]
+    (curve,) = page.grid.logged_card.curves.data.curves
     assert (curve.name, curve.last, curve.step) == ("accuracy", 0.9, 30)
-    assert "accuracy 0.9" in page.grid.logged.curves.accessibleDescription()
-    assert "step 30: 0.9" in page.grid.logged.curves.tooltip_at(
-        page.grid.logged.curves.box_of(0).right() - 1, 30
+    assert "accuracy 0.9" in page.grid.logged_card.curves.accessibleDescription()
+    assert "step 30: 0.9" in page.grid.logged_card.curves.tooltip_at(
+        page.grid.logged_card.curves.curve_rect(0).right() - 1, 30
     )
-    qtbot.mouseClick(page.grid.logged.curves, Qt.MouseButton.LeftButton, pos=QPoint(30, 30))
+    qtbot.mouseClick(page.grid.logged_card.curves, Qt.MouseButton.LeftButton, pos=QPoint(30, 30))
     loss = page.cards["loss"]
-    assert loss.title == "accuracy" and loss.body._series[0] is not page.run.fold.losses
-    qtbot.keyClick(page.grid.logged.curves, Qt.Key.Key_Escape)
-    assert loss.title == "Training loss" and loss.body._series[0] is page.run.fold.losses
-    words = page._facts.accessibleDescription()
+    assert loss.title == "accuracy" and loss.body._series[0] is not page.run.state.losses
+    qtbot.keyClick(page.grid.logged_card.curves, Qt.Key.Key_Escape)
+    assert loss.title == "Training loss" and loss.body._series[0] is page.run.state.losses
+    words = page._facts_line.accessibleDescription()
     for word in ("train.py --lr 0.1", "torch 2.13.0", "DistributedDataParallel · 2 ranks · gloo", "1.24 M"):
         assert word in words
-    qtbot.waitUntil(lambda: page.cards["rate"].body._series[0] is page.run.fold.rates)
+    qtbot.waitUntil(lambda: page.cards["rate"].body._series[0] is page.run.state.rates)
     boxes = [page.cards[name].geometry() for name in known]
     for index, box in enumerate(boxes):
         assert box.width() >= 150 and not any(box.intersects(other) for other in boxes[:index])
-    page.grid.logged.exported("csv")(tmp_path / "logged.csv")
+    page.grid.logged_card.make_export("csv")(tmp_path / "logged.csv")
     rows = (tmp_path / "logged.csv").read_text().splitlines()
     assert rows[1] == "accuracy,transformers,0,0.1" and len(rows) == 5
 
 
-def test_ranks_are_counted_before_all_have_said_something(
+def test_all_ranks_are_counted_before_all_have_reported(
     qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., RunPage]
 ) -> None:
     run = make(ranks=2)
-    run.launch(2)
-    run.see(0)
+    run.start_script(2)
+    run.observe_rank(0)
     page = opened(run)
-    qtbot.waitUntil(lambda: "train.py" in page._facts.accessibleDescription())
-    assert "2 ranks" in page._facts.accessibleDescription()
+    qtbot.waitUntil(lambda: "train.py" in page._facts_line.accessibleDescription())
+    assert "2 ranks" in page._facts_line.accessibleDescription()
 
 
-def test_a_script_that_has_not_stepped_is_waited_for_and_then_called_what_it_is(
+def test_a_script_without_steps_is_described(
     qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., RunPage]
 ) -> None:
     run, commands = make(), list[str]()
-    run.launch()
+    run.start_script()
     page = opened(run, commands=commands)
-    qtbot.waitUntil(lambda: page.cards["loss"].body.awaited == "waiting for the first optimizer step")
-    assert shown(page) == {"loss", "rate"} and page._banner.isVisible()
+    qtbot.waitUntil(lambda: page.cards["loss"].body.empty_text == "waiting for the first optimizer step")
+    assert visible_cards(page) == {"loss", "rate"} and page._banner.isVisible()
     qtbot.waitUntil(lambda: [action.command for action in page.tab_actions()] == ["run.stop"])
-    run.finish(3, reason="train.py exited with 3")
+    run.end_script(3, reason="train.py exited with 3")
     qtbot.waitUntil(lambda: bool(page._banner.buttons))
-    assert page.cards["loss"].body.awaited == "no optimizer step was seen" and shown(page) == {"loss"}
+    assert page.cards["loss"].body.empty_text == "no optimizer step was seen" and visible_cards(page) == {
+        "loss"
+    }
     assert stats(page)["Exit status"] == "3" and "Step" not in stats(page)
     assert [action.command for action in page.tab_actions()] == ["run.again", "run.compare"]
     page._banner.buttons[0].click()
     assert commands == ["run.again"]
 
 
-def test_what_is_not_observed_says_so(
+def test_unobserved_metrics_are_marked(
     qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., RunPage]
 ) -> None:
     blind = make(observe="none")
-    blind.launch()
+    blind.start_script()
     page = opened(blind)
-    qtbot.waitUntil(lambda: page.cards["loss"].body.awaited == "not observed: it runs with --observe none")
+    qtbot.waitUntil(lambda: page.cards["loss"].body.empty_text == "not observed: it runs with --observe none")
     assert not page._banner.isVisible() and set(stats(page)) == {"Elapsed"}
     half = make()
-    half.launch()
-    half.see(parts={"loss": "AttributeError: no backward"})
-    half.step(0, 1, [None] * 5)
+    half.start_script()
+    half.observe_rank(parts={"loss": "AttributeError: no backward"})
+    half.write_step_line(0, 1, [None] * 5)
     page = opened(half)
-    qtbot.waitUntil(lambda: page.cards["loss"].body.awaited == "not observed: AttributeError: no backward")
-    assert "not observed: loss" in page._facts.accessibleDescription()
+    qtbot.waitUntil(lambda: page.cards["loss"].body.empty_text == "not observed: AttributeError: no backward")
+    assert "not observed: loss" in page._facts_line.accessibleDescription()
     assert stats(page)["Step"] == "5" and "Samples/s" not in stats(page)
     assert page.cards["rate"].subtitle == "steps/s"
 
@@ -190,15 +194,15 @@ def test_secrets_of_the_command_are_masked(
     qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., RunPage]
 ) -> None:
     run = make(args=["--hf-token", "S3cret", "--lr", "0.5"], environment={"HUB_TOKEN": "S3cret"})
-    run.launch()
+    run.start_script()
     page = opened(run)
-    qtbot.waitUntil(lambda: "--lr 0.5" in page._facts.accessibleDescription())
-    shown = page._facts.accessibleDescription() + page._facts.tooltip_at(0.0, 0.0)
+    qtbot.waitUntil(lambda: "--lr 0.5" in page._facts_line.accessibleDescription())
+    shown = page._facts_line.accessibleDescription() + page._facts_line.tooltip_at(0.0, 0.0)
     assert "HUB_TOKEN" in shown and "S3cret" not in shown
 
 
 @pytest.mark.parametrize("later, shown_loss", [([None] * 3, "not finite"), ([None, 0.5, None], "0.5000")])
-def test_a_loss_that_is_not_finite_is_not_hidden_behind_the_last_that_was(
+def test_a_non_finite_loss_is_not_hidden_by_the_last_finite_one(
     qtbot: QtBot,
     make: Callable[..., WrittenScript],
     opened: Callable[..., RunPage],
@@ -206,26 +210,26 @@ def test_a_loss_that_is_not_finite_is_not_hidden_behind_the_last_that_was(
     shown_loss: str,
 ) -> None:
     run = make()
-    run.launch()
-    run.see(not_finite=4)
-    run.step(0, 1, [0.5, 0.5, None, None, *later], step_s=0.0005)
+    run.start_script()
+    run.observe_rank(not_finite=4)
+    run.write_step_line(0, 1, [0.5, 0.5, None, None, *later], step_s=0.0005)
     page = opened(run)
     qtbot.waitUntil(lambda: stats(page)["Step"] == "7")
     assert stats(page)["Last loss"] == shown_loss
-    assert "loss not finite at step 4" in page._facts.accessibleDescription()
+    assert "loss not finite at step 4" in page._facts_line.accessibleDescription()
     assert stats(page)["Steps/s"] == "2\u2009000"
 
 
-def test_memory_of_nobody_is_a_segment_of_its_own(
+def test_unattributed_memory_has_its_own_segment(
     qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., RunPage]
 ) -> None:
     run = make()
-    run.launch(1, [events.DeviceInfo(0, "H100", "gpu", "GPU-0", 80 << 30)])
-    run.see()
-    run.step(0, 1, [1.0])
+    run.start_script(1, [events.DeviceInfo(0, "H100", "gpu", "GPU-0", 80 << 30)])
+    run.observe_rank()
+    run.write_step_line(0, 1, [1.0])
     kinds = {"parameters": 20 * MIB, events.UNATTRIBUTED: 60 * MIB}
     told = events.DeviceMemory(device=0, live_bytes=80 * MIB, peak_bytes=80 * MIB, peak_by_kind=kinds)
     run.writer("rank-0").write(events.Memory(rank=0, step=1, source=events.MEASURED_ON_GPU, devices=[told]))
     page = opened(run)
-    qtbot.waitUntil(lambda: page.grid.bars.figure.largest_bytes > 0)
-    assert "unattributed" in page.grid.bars.tooltip_of(0) and stats(page)["GPU 0 peak"] == "80.0 MiB"
+    qtbot.waitUntil(lambda: page.grid.bars.data.largest_bytes > 0)
+    assert "unattributed" in page.grid.bars.bar_tooltip(0) and stats(page)["GPU 0 peak"] == "80.0 MiB"

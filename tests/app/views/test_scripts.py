@@ -31,67 +31,65 @@ def opened(qtbot: QtBot, tmp_path: Path, make_app: Callable[[], App], monkeypatc
     return app
 
 
-def launch_view(app: App) -> LaunchView:
+def find_launch_view(app: App) -> LaunchView:
     view = app.window.show_activity("launch")
     assert isinstance(view, LaunchView)
     return view
 
 
-def labels(app: App) -> list[str]:
-    return [row.item.label for row in app.window.palette_box.model.rows]
+def palette_labels(app: App) -> list[str]:
+    return [row.item.label for row in app.window.command_palette.model.rows]
 
 
-def test_the_switch_shows_the_form_of_a_script_and_launch_says_what_is_missing(
-    qtbot: QtBot, opened: App
-) -> None:
-    view = launch_view(opened)
+def test_the_switch_shows_the_script_form(qtbot: QtBot, opened: App) -> None:
+    view = find_launch_view(opened)
     assert view.model.isVisible() and not view.script.isVisible()
     qtbot.mouseClick(view.script_button, Qt.MouseButton.LeftButton)
     assert view.script.isVisible() and not view.model.isVisible() and not view.strategy.isVisible()
-    assert view.devices.here.rehearsal_button.text() == "No GPUs"
+    assert view.devices.local_devices.rehearsal_button.text() == "No GPUs"
     opened.window.commands.run("run.launch")
-    assert not opened.launching.num_pending and view.script.file_box.hasFocus()
-    assert view.footer.button.toolTip().startswith("No script is chosen.")
+    assert not opened.launcher.num_pending and view.script.file_box.hasFocus()
+    assert view.footer.launch_button.toolTip().startswith("No script is chosen.")
     assert not opened.session.problems.entries, "an empty form is no fault"
     line = view.script.file_box.lineEdit()
     assert line is not None
     qtbot.keyClicks(line, "train.py")
-    assert not view.footer.blocker.isVisible()
+    assert not view.footer.blocker_banner.isVisible()
     assert view.footer.estimate.text() == "train.py on 1 rank, Python 3.10.4 ('.venv')"
-    qtbot.mouseClick(view.devices.here.stepper.more, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(view.devices.local_devices.stepper.increase_button, Qt.MouseButton.LeftButton)
     assert opened.session.script.ranks == 2
-    assert [card.accessibleName() for card in view.devices.here.grid.cards] == ["Rank 0", "Rank 1"]
+    assert [card.accessibleName() for card in view.devices.local_devices.grid.cards] == ["Rank 0", "Rank 1"]
     qtbot.mouseClick(view.configuration_button, Qt.MouseButton.LeftButton)
-    assert view.model.isVisible() and view.devices.here.rehearsal_button.text() == "Rehearsal"
+    assert view.model.isVisible() and view.devices.local_devices.rehearsal_button.text() == "Rehearsal"
     assert opened.session.draft.value(("devices", "use")) == "cpu:4"
 
 
-def test_a_wrong_field_says_what_is_wrong_under_it_and_in_the_problems(qtbot: QtBot, opened: App) -> None:
-    view = launch_view(opened)
-    opened.session.script.choose(True)
-    opened.session.script.set(run="train.py")
-    qtbot.keyClicks(view.script.arguments, "--name 'open")
+def test_an_invalid_field_is_reported_below_it_and_in_problems(qtbot: QtBot, opened: App) -> None:
+    view = find_launch_view(opened)
+    opened.session.script.set_chosen(True)
+    opened.session.script.set_fields(run="train.py")
+    qtbot.keyClicks(view.script.arguments_edit, "--name 'open")
     line = view.script.arguments_line
     assert line.problem_label.isVisible() and "quotation" in line.problem_label.text()
     assert line.editor.property("invalid") == "true"
     (entry,) = opened.session.problems.entries
-    assert entry.problem.path == "script.arguments" and opened.launching.blocker() == entry.problem
-    qtbot.keyClicks(view.script.arguments, "'")
+    assert entry.problem.path == "script.arguments" and opened.launcher.blocker() == entry.problem
+    qtbot.keyClicks(view.script.arguments_edit, "'")
     assert not line.problem_label.isVisible() and not opened.session.problems.entries
 
 
-def test_entries_fill_the_form_and_have_commands_while_they_are_there(qtbot: QtBot, opened: App) -> None:
-    view = launch_view(opened)
-    opened.session.script.choose(True)
+def test_entries_fill_the_form_and_have_commands(qtbot: QtBot, opened: App) -> None:
+    view = find_launch_view(opened)
+    opened.session.script.set_chosen(True)
     box = view.script.entry_box
     assert [box.itemText(at) for at in range(box.count())] == ["none", "small", "large"]
     box.activated.emit(1)
-    assert view.script.arguments.text() == "--lr 1e-3" and opened.session.script.ranks == 2
+    assert view.script.arguments_edit.text() == "--lr 1e-3" and opened.session.script.ranks == 2
     assert box.currentText() == "small"
-    opened.session.script.set(arguments="--lr 1e-2")
+    opened.session.script.set_fields(arguments="--lr 1e-2")
     assert box.currentText() == "small (changed)"
     box.activated.emit(1)
-    assert box.currentText() == "small" and view.script.arguments.text() == "--lr 1e-3"
+    assert box.currentText() == "small" and view.script.arguments_edit.text() == "--lr 1e-3"
     assert opened.window.commands["run.entry.large"].title == "Run: large"
     opened.scripts.save_entry("mine")
     qtbot.waitUntil(lambda: "run.entry.mine" in opened.window.commands, timeout=10_000)
@@ -101,34 +99,32 @@ def test_entries_fill_the_form_and_have_commands_while_they_are_there(qtbot: QtB
     assert "# how I run it" in (opened.session.workspace.folder / "rankdeck.toml").read_text()
 
 
-def test_the_interpreter_stands_in_the_status_bar_and_is_picked_from_a_list(
-    qtbot: QtBot, opened: App, tmp_path: Path
-) -> None:
-    item, disk = opened.window.status.item("python"), opened.session.disk
+def test_the_status_bar_shows_and_changes_the_interpreter(qtbot: QtBot, opened: App, tmp_path: Path) -> None:
+    item, disk = opened.window.status_bar.item("python"), opened.session.io_thread
     assert item.text() == "Python 3.10.4 ('.venv')" and "torch 2.4.1" in item.toolTip()
     other = environment(tmp_path / "workspace" / "other", "3.12.1", None)
     qtbot.mouseClick(item, Qt.MouseButton.LeftButton)
-    qtbot.waitUntil(lambda: "Python 3.12.1 ('other')" in labels(opened), timeout=10_000)
-    box = opened.window.palette_box
+    qtbot.waitUntil(lambda: "Python 3.12.1 ('other')" in palette_labels(opened), timeout=10_000)
+    box = opened.window.command_palette
     box.input.setText("3.12.1 other")
     qtbot.keyClick(box.input, Qt.Key.Key_Return)
-    disk.settle()
+    disk.wait_for_done()
     assert item.text() == "Python 3.12.1 ('other')"
-    view = launch_view(opened)
-    opened.session.script.choose(True)
+    view = find_launch_view(opened)
+    opened.session.script.set_chosen(True)
     assert "No torch" in view.script.python_line.problem_label.text()
-    opened.picker._enter("nowhere/at/all")
-    disk.settle()
+    opened.interpreter_picker._choose_path("nowhere/at/all")
+    disk.wait_for_done()
     assert "nowhere/at/all" in opened.window.toasts.history[-1].text
-    opened.picker._enter(str(other.parent.parent.parent / ".venv"))
-    disk.settle()
+    opened.interpreter_picker._choose_path(str(other.parent.parent.parent / ".venv"))
+    disk.wait_for_done()
     assert item.text() == "Python 3.10.4 ('.venv')"
     assert opened.session.scripts.is_chosen
     opened.window.commands.run("python.select")
-    assert labels(opened)[:2] == ["Enter interpreter path…", "Use the usual one"]
+    assert palette_labels(opened)[:2] == ["Enter interpreter path…", "Use the usual one"]
 
 
-def test_a_dropped_script_is_in_the_form_and_other_files_are_refused_in_words(opened: App) -> None:
+def test_a_dropped_script_fills_the_form(opened: App) -> None:
     def drop(path: Path) -> None:
         data = QMimeData()
         data.setUrls([QUrl.fromLocalFile(str(path))])
@@ -139,48 +135,48 @@ def test_a_dropped_script_is_in_the_form_and_other_files_are_refused_in_words(op
             QDropEvent(at, copy, data, left, none),
         ):
             QApplication.sendEvent(opened.window, event)
-        opened.session.disk.settle()
+        opened.session.io_thread.wait_for_done()
 
     folder = opened.session.workspace.folder
     drop(folder / "models" / "large.py")
     assert opened.session.script.is_chosen and opened.session.script.form.run == "models/large.py"
-    assert opened.window.side_bar.shown == "launch"
+    assert opened.window.side_bar.current_id == "launch"
     drop(folder / "picture.png")
     assert "neither a script (.py)" in opened.window.toasts.history[-1].text
 
 
 def test_the_palette_offers_scripts(qtbot: QtBot, opened: App) -> None:
-    opened.window.palette_box.show_quick_open("large.py")
-    qtbot.keyClick(opened.window.palette_box.input, Qt.Key.Key_Return)
+    opened.window.command_palette.show_quick_open("large.py")
+    qtbot.keyClick(opened.window.command_palette.input, Qt.Key.Key_Return)
     assert opened.session.script.form.run == "models/large.py"
     opened.window.commands.run("run.script")
-    assert labels(opened) == ["train.py", "large.py", "Browse…"]
+    assert palette_labels(opened) == ["train.py", "large.py", "Browse…"]
 
 
-def test_a_run_of_a_script_can_be_run_again_and_used_but_not_resumed(qtbot: QtBot, opened: App) -> None:
+def test_a_script_run_can_be_rerun_but_not_resumed(qtbot: QtBot, opened: App) -> None:
     written = WrittenScript(
         opened.session.workspace.runs_folder,
         config={"folder": str(opened.session.workspace.folder), "args": ["--lr", "two words"], "ranks": 3},
     )
-    written.launch(3)
-    written.finish(1)
+    written.start_script(3)
+    written.end_script(1)
     opened.session.runs.rescan()
     view = opened.window.show_activity("runs")
     assert isinstance(view, RunsView)
     qtbot.waitUntil(lambda: view.proxy.rowCount() == 1, timeout=10_000)
     view.list.setCurrentIndex(view.proxy.index(0, 0))
-    info = view.selected()
+    info = view.current_run()
     assert info is not None
     texts = [action.text() for action in view.build_menu(info).actions()]
     assert "Run Again" in texts and not {"Resume", "Save Checkpoint Now"} & set(texts)
     (item,) = opened.actions.run_items()
     assert "3 on CPU" in item.description and all(item.description.split(" · ")), "it has no strategy"
     opened.actions.use_configuration(written.path)
-    opened.session.disk.settle()
+    opened.session.io_thread.wait_for_done()
     form = opened.session.script.form
     assert form.run == "train.py" and form.arguments == "--lr 'two words'" and form.ranks == 3
     open_run(opened, written.path)
-    qtbot.waitUntil(lambda: opened.window.commands.enabled("run.again"), timeout=10_000)
-    assert not opened.window.commands.enabled("run.resume")
+    qtbot.waitUntil(lambda: opened.window.commands.is_enabled("run.again"), timeout=10_000)
+    assert not opened.window.commands.is_enabled("run.resume")
     page = opened.window.editor.active_page()
     assert page is not None and [action.tooltip for action in page.tab_actions()] == ["Run Again", "Compare"]

@@ -9,32 +9,32 @@ from PySide6.QtWidgets import QLineEdit, QPushButton
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
-from rankdeck_app.language import pseudo
-from rankdeck_app.settings import OPTIONS
+from rankdeck_app.language import pseudolocalize
+from rankdeck_app.settings import SETTINGS
 from rankdeck_app.views.settings_page import SettingsPage
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
-from tests.helpers.app_window import settle, wait_for
+from tests.helpers.app_window import process_events, wait_for
 
 
-def opened(app: App) -> SettingsPage:
+def open_settings_page(app: App) -> SettingsPage:
     app.window.commands.run("preferences.settings")
     page = app.window.editor.active_page()
     assert isinstance(page, SettingsPage)
-    wait_for(lambda: page.trusted.isVisible(), 10, "all rows")
+    wait_for(lambda: page.trusted_frame.isVisible(), 10, "all rows")
     return page
 
 
 def test_settings_are_changed_refused_and_reset(qtbot: QtBot, app: App) -> None:
-    page = opened(app)
-    assert set(page.rows) == set(app.window.settings.options)
+    page = open_settings_page(app)
+    assert set(page.rows) == set(app.window.settings.definitions)
     row = page.rows["window.frame_rate"]
     row.editor.setText("99")  # type: ignore[attr-defined]
     row.editor.editingFinished.emit()  # type: ignore[attr-defined]
-    assert row.error.isVisible() and app.window.settings.get("window.frame_rate", int) == 30
+    assert row.error_label.isVisible() and app.window.settings.get("window.frame_rate", int) == 30
     row.editor.setText("20")  # type: ignore[attr-defined]
     row.editor.editingFinished.emit()  # type: ignore[attr-defined]
-    assert not row.error.isVisible() and app.window.settings.get("window.frame_rate", int) == 20
-    row.reset.click()
+    assert not row.error_label.isVisible() and app.window.settings.get("window.frame_rate", int) == 20
+    row.reset_button.click()
     assert app.window.settings.get("window.frame_rate", int) == 30
     page.filter.setText("engine")
     assert page.rows["engine.python"].isVisible() and not row.isVisible()
@@ -42,43 +42,43 @@ def test_settings_are_changed_refused_and_reset(qtbot: QtBot, app: App) -> None:
     page.filter.setText("seconds NOTIFICATION")
     assert [key for key, one in page.rows.items() if one.isVisible()] == ["notifications.seconds"]
     page.filter.setText("no such thing")
-    assert page.nothing.isVisible() and not page.trusted.isVisible()
+    assert page.empty_label.isVisible() and not page.trusted_frame.isVisible()
     page.filter.setText("trusted FOLDERS")
-    assert page.trusted.isVisible() and not page.nothing.isVisible()
+    assert page.trusted_frame.isVisible() and not page.empty_label.isVisible()
     page.filter.clear()
-    assert not page.nothing.isVisible() and all(one.isVisible() for one in page.rows.values())
-    assert page.trusted.isVisible()
+    assert not page.empty_label.isVisible() and all(one.isVisible() for one in page.rows.values())
+    assert page.trusted_frame.isVisible()
 
 
-def test_what_was_searched_for_before_all_rows_are_there_holds_for_them(app: App) -> None:
+def test_a_filter_applies_to_rows_created_later(app: App) -> None:
     app.window.commands.run("preferences.settings")
     page = app.window.editor.active_page()
     assert isinstance(page, SettingsPage) and not page.rows
     page.filter.setText("trusted")
-    assert not page.trusted.isVisible()
+    assert not page.trusted_frame.isVisible()
     page.filter.setText("seconds notification")
-    wait_for(lambda: set(page.rows) == set(app.window.settings.options), 10, "all rows")
-    settle()
+    wait_for(lambda: set(page.rows) == set(app.window.settings.definitions), 10, "all rows")
+    process_events()
     assert [key for key, one in page.rows.items() if one.isVisible()] == ["notifications.seconds"]
 
 
-def test_a_trusted_folder_can_be_forgotten(qtbot: QtBot, app: App, tmp_path: Path) -> None:
+def test_a_trusted_folder_can_be_removed(qtbot: QtBot, app: App, tmp_path: Path) -> None:
     app.session.trust.add(tmp_path)
-    page = opened(app)
-    qtbot.waitUntil(lambda: any(b.isVisible() for b in page.trusted.findChildren(QPushButton)))
-    (button,) = [b for b in page.trusted.findChildren(QPushButton) if b.isVisible()]
+    page = open_settings_page(app)
+    qtbot.waitUntil(lambda: any(b.isVisible() for b in page.trusted_frame.findChildren(QPushButton)))
+    (button,) = [b for b in page.trusted_frame.findChildren(QPushButton) if b.isVisible()]
     button.click()
-    app.session.disk.settle()
+    app.session.io_thread.wait_for_done()
     assert not app.session.trust.is_trusted(tmp_path)
 
 
-def test_each_sort_of_setting_has_its_field_and_says_what_is_allowed(app: App) -> None:
-    page = opened(app)
-    for option in OPTIONS:
+def test_each_type_of_setting_has_its_editor_and_description(app: App) -> None:
+    page = open_settings_page(app)
+    for option in SETTINGS:
         row = page.rows[option.key]
         wanted = ComboBox if option.choices else CheckBox if option.kind is bool else QLineEdit
         assert type(row.editor) is wanted, option.key
-        assert not row.reset.isVisible() or option.key == "plan.automatic"
+        assert not row.reset_button.isVisible() or option.key == "plan.automatic"
         if isinstance(row.editor, CheckBox):
             for expected in (not row.editor.isChecked(), row.editor.isChecked()):
                 row.editor.click()
@@ -87,11 +87,11 @@ def test_each_sort_of_setting_has_its_field_and_says_what_is_allowed(app: App) -
             shown = [row.editor.itemText(at) for at in range(row.editor.count())]
             assert shown == list(option.choices)
         if option.minimum is not None:
-            assert f"{option.minimum:g} to {option.maximum:g}." in option.told
+            assert f"{option.minimum:g} to {option.maximum:g}." in option.description
 
 
-def test_a_theme_is_looked_at_in_the_list_and_comes_back(qtbot: QtBot, app: App) -> None:
-    page, theme = opened(app), app.window.theme
+def test_themes_are_previewed_in_the_list_and_reset(qtbot: QtBot, app: App) -> None:
+    page, theme = open_settings_page(app), app.window.theme
     combo = page.rows["theme.name"].editor
     assert isinstance(combo, ComboBox)
     combo.showPopup()
@@ -103,40 +103,42 @@ def test_a_theme_is_looked_at_in_the_list_and_comes_back(qtbot: QtBot, app: App)
     combo.setCurrentText("Light Modern")
     combo.activated.emit(1)
     assert theme.name == app.window.settings.get("theme.name", str) == "Light Modern"
-    page.rows["theme.name"].reset.click()
+    page.rows["theme.name"].reset_button.click()
     assert theme.name == combo.currentText() == "Dark Modern"
 
 
-def test_choices_are_shown_in_the_windows_language_and_kept_in_english(made_up: None, app: App) -> None:
-    page, settings = opened(app), app.window.settings
+def test_choices_are_translated_and_saved_in_english(made_up: None, app: App) -> None:
+    page, settings = open_settings_page(app), app.window.settings
     combo, theme = page.rows["window.density"].editor, page.rows["theme.name"].editor
     assert isinstance(combo, ComboBox) and isinstance(theme, ComboBox)
-    combo.setCurrentText(pseudo("compact"))
+    combo.setCurrentText(pseudolocalize("compact"))
     combo.activated.emit(1)
-    assert settings.get("window.density", str) == "compact" and combo.currentText() == pseudo("compact")
+    assert settings.get("window.density", str) == "compact" and combo.currentText() == pseudolocalize(
+        "compact"
+    )
     line = theme.lineEdit()
-    assert line is not None and line.text() == pseudo("Dark Modern")
-    for typed in (pseudo("Light Modern"), "Light High Contrast"):
+    assert line is not None and line.text() == pseudolocalize("Dark Modern")
+    for typed in (pseudolocalize("Light Modern"), "Light High Contrast"):
         line.setText(typed)
         line.editingFinished.emit()
         kept = settings.get("theme.name", str)
-        assert line.text() == pseudo(kept) and typed in (kept, pseudo(kept))
+        assert line.text() == pseudolocalize(kept) and typed in (kept, pseudolocalize(kept))
     settings.set("theme.name", "Dark Modern")
     settings.set("window.density", "comfortable")
 
 
-def test_a_theme_s_path_may_be_typed_and_a_wrong_one_is_told(app: App, tmp_path: Path) -> None:
+def test_a_theme_path_can_be_typed_and_an_invalid_one_is_reported(app: App, tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text('{"name": "Mine", "type": "light"}')
-    page, theme = opened(app), app.window.theme
+    page, theme = open_settings_page(app), app.window.theme
     row = page.rows["theme.name"]
     assert isinstance(row.editor, ComboBox)
     line = row.editor.lineEdit()
     assert line is not None
     line.setText("Solarised")
     line.editingFinished.emit()
-    assert "not 'Solarised'" in row.error.text() and theme.name == "Dark Modern"
+    assert "not 'Solarised'" in row.error_label.text() and theme.name == "Dark Modern"
     line.setText(str(tmp_path / "mine.json"))
     line.editingFinished.emit()
-    assert not row.error.isVisible() and theme.name == "Mine"
+    assert not row.error_label.isVisible() and theme.name == "Mine"
     assert app.window.settings.get("theme.name", str) == str(tmp_path / "mine.json")
-    row.reset.click()
+    row.reset_button.click()

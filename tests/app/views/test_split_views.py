@@ -8,42 +8,42 @@ from pytestqt.qtbot import QtBot
 from rankdeck_app.composition import App
 from rankdeck_app.views.dashboard.page import RunPage
 from rankdeck_app.views.race.page import RacePage
-from tests.helpers.app_window import open_run, settle, wait_for
+from tests.helpers.app_window import open_run, process_events, wait_for
 from tests.helpers.every_view import EveryView
 
 
-def test_two_dashboards_of_a_run_follow_one_live_run(qtbot: QtBot, app: App, every: EveryView) -> None:
+def test_two_dashboards_share_one_live_run(qtbot: QtBot, app: App, every: EveryView) -> None:
     open_run(app, every.alive.path)
     qtbot.keyClick(app.window, Qt.Key.Key_Backslash, Qt.KeyboardModifier.ControlModifier)
-    settle()
+    process_events()
     first, second = (page for page in app.window.editor.pages() if isinstance(page, RunPage))
     assert first.isVisible() and second.isVisible() and first.run is second.run
-    every.alive.steps(0, 31, [0.5, 0.4])
-    told = [lambda page=page: page._strip.describe() for page in (first, second)]
+    every.alive.write_steps(0, 31, [0.5, 0.4])
+    told = [lambda page=page: page._stat_strip.describe() for page in (first, second)]
     wait_for(lambda: all("32 / 40" in one() for one in told), 10, "both at step 32")
     app.window.editor.close_page()
-    settle()
-    every.alive.steps(0, 33, [0.3])
-    wait_for(lambda: "33 / 40" in first._strip.describe(), 10, "the other follows on")
+    process_events()
+    every.alive.write_steps(0, 33, [0.3])
+    wait_for(lambda: "33 / 40" in first._stat_strip.describe(), 10, "the other follows on")
 
 
-def test_a_race_is_moved_and_not_doubled_and_is_read_on(app: App, every: EveryView) -> None:
+def test_splitting_a_race_moves_its_page(app: App, every: EveryView) -> None:
     app.window.editor.open("welcome:")
     open_run(app, every.race.folder.path)
     app.window.commands.run("editor.splitRight")
     (page,) = (page for page in app.window.editor.pages() if isinstance(page, RacePage))
-    wait_for(lambda: bool(page.table.rows.figures), 10, "its table")
+    wait_for(lambda: bool(page.table.row_model.rows), 10, "its table")
     assert len(app.window.editor.groups()) == 2 and page._watch._timer.isActive()
     app.window.editor.close_all()
     open_run(app, every.race.folder.path)
-    settle()
-    assert len(app.races._watches) == 1, "the tab that was closed leaves the new one its own"
+    process_events()
+    assert len(app.race_tabs._watches) == 1, "the tab that was closed leaves the new one its own"
     app.window.editor.close_all()
-    settle()
-    assert not app.races._watches
+    process_events()
+    assert not app.race_tabs._watches
 
 
-def test_these_pages_are_doubled(app: App) -> None:
+def test_splitting_copies_these_pages(app: App) -> None:
     for page_id in ("settings:", "keys:", "devices:", "welcome:"):
         app.window.editor.close_all()
         app.window.editor.open(page_id)
@@ -55,14 +55,14 @@ def test_settings_in_two_tabs_show_the_same(app: App) -> None:
     app.window.editor.open("settings:")
     app.window.commands.run("editor.splitRight")
     first, second = (page for page in app.window.editor.pages() if page.page_id == "settings:")
-    wait_for(lambda: first.trusted.isVisible() and second.trusted.isVisible(), 10, "all rows")  # type: ignore[attr-defined]
+    wait_for(lambda: first.trusted_frame.isVisible() and second.trusted_frame.isVisible(), 10, "all rows")  # type: ignore[attr-defined]
     first.rows["window.density"].editor.setCurrentText("compact")  # type: ignore[attr-defined]
     first.rows["window.density"].editor.activated.emit(1)  # type: ignore[attr-defined]
     assert second.rows["window.density"].editor.currentText() == "compact"  # type: ignore[attr-defined]
     app.window.settings.set("window.density", "comfortable")
 
 
-def test_one_form_is_moved_and_not_doubled(app: App) -> None:
+def test_splitting_moves_pages_with_one_form(app: App) -> None:
     """Two would fight over one draft, or over what was read."""
     for page_id in ("config:", "plan:", "notifications:"):
         app.window.editor.close_all()

@@ -15,7 +15,7 @@ from rankdeck_app.views.dashboard.page import RunPage
 from rankdeck_app.views.output import OutputView
 from rankdeck_app.widgets.painting import Overflow, watch_overflows
 from tests.helpers.app_window import open_run
-from tests.helpers.looked_back import NUM_STEPS, STEP_S, again_at, bytes_of, write_resumed
+from tests.helpers.resumed_run import NUM_STEPS, STEP_S, bytes_of, second_start_time, write_resumed
 from tests.helpers.written_run import WrittenRun
 from tests.helpers.written_script import WrittenScript
 
@@ -42,110 +42,110 @@ def opened(qtbot: QtBot, app: App) -> Callable[[WrittenRun], RunPage]:
     return open_page
 
 
-def listed(app: App) -> list[str]:
+def problem_codes(app: App) -> list[str]:
     return sorted(entry.problem.code for entry in app.session.problems.entries)
 
 
 def seek(qtbot: QtBot, page: RunPage, moment: float) -> None:
-    page.run.time.go(moment)
-    qtbot.waitUntil(lambda: not page.run.time.is_waiting and not page._pending)
+    page.run.time_machine.go_to(moment)
+    qtbot.waitUntil(lambda: not page.run.time_machine.is_loading and not page._pending)
 
 
-def test_every_card_and_the_panel_show_the_moment(
+def test_cards_and_panel_show_the_viewed_time(
     qtbot: QtBot, app: App, written: WrittenRun, opened: Callable[[WrittenRun], RunPage]
 ) -> None:
     page = opened(written)
     output = app.window.panel.body
     assert isinstance(output, OutputView)
-    qtbot.waitUntil(lambda: any(f"step {NUM_STEPS} " in line.text for line in output.model.lines))
-    assert listed(app) == ["imbalance", "slow"]
+    qtbot.waitUntil(lambda: any(f"step {NUM_STEPS} " in line.text for line in output.model.visible_lines))
+    assert problem_codes(app) == ["imbalance", "slow"]
     plots = [page.cards[name] for name in ("band", "loss", "rate")]
-    qtbot.waitUntil(lambda: all(card.made_body is not None for card in plots))
+    qtbot.waitUntil(lambda: all(card.built_body is not None for card in plots))
     seek(qtbot, page, written.started + 13 * STEP_S + 0.1)
-    assert page._strip.figure[0].value.startswith("13 / ") and page._verified.isVisible()
-    assert [bar.total_bytes for bar in page.grid.bars.figure.bars] == [bytes_of(10, 0), bytes_of(10, 1)]
+    assert page._stat_strip.data[0].value.startswith("13 / ") and page._verification_line.isVisible()
+    assert [bar.total_bytes for bar in page.grid.bars.data.bars] == [bytes_of(10, 0), bytes_of(10, 1)]
     words = page.cards["bars"].subtitle
     assert "peak of step 10" in words and "sampled 1 s ago" in words
     assert "step 10" in page.cards["anatomy"].subtitle
-    assert page.grid.anatomy.figure.rows[0].spans[0].duration_s == pytest.approx(0.01)
-    assert page.grid.heat.figure.values == [pytest.approx(0.12, abs=0.02)] * 2
-    assert page.grid.heat.figure.marked_share == pytest.approx(6.6 / 120, abs=0.01)
+    assert page.grid.anatomy.data.rows[0].spans[0].duration_s == pytest.approx(0.01)
+    assert page.grid.heat.data.values == [pytest.approx(0.12, abs=0.02)] * 2
+    assert page.grid.heat.data.marked_share == pytest.approx(6.6 / 120, abs=0.01)
     assert [card.body._mark.value() for card in plots] == [pytest.approx(6.6, abs=0.01), 13, 13]
     assert all(card.body._mark.isVisible() for card in plots)
-    said = [line.text for line in output.model.lines]
+    said = [line.text for line in output.model.visible_lines]
     assert any("step 13 " in text for text in said) and not any("step 14 " in text for text in said)
-    assert listed(app) == ["imbalance"], "there was no other yet"
+    assert problem_codes(app) == ["imbalance"], "there was no other yet"
     assert "look back at 6.6 s" in page._banner.text and "as it is now" in page._banner.text
     seek(qtbot, page, written.started + 31 * STEP_S)
-    assert listed(app) == ["imbalance", "slow"]
+    assert problem_codes(app) == ["imbalance", "slow"]
     seek(qtbot, page, written.started + 0.2)
-    assert not listed(app), "nothing was measured yet"
+    assert not problem_codes(app), "nothing was measured yet"
     seek(qtbot, page, written.started + 31 * STEP_S)
     assert "trained again" in page._banner.text
     loss = page.cards["loss"].body._series[0]
-    assert loss.last_x == 31 and page.run.fold.losses.last_x == NUM_STEPS
+    assert loss.last_x == 31 and page.run.state.losses.last_x == NUM_STEPS
     assert app.window.commands.run("time.now")
     qtbot.waitUntil(lambda: not page._pending)
-    assert page.cards["loss"].body._series[0] is page.run.fold.losses and page._banner.isHidden()
+    assert page.cards["loss"].body._series[0] is page.run.state.losses and page._banner.isHidden()
     assert not any(card.body._mark.isVisible() for card in plots)
-    assert any(f"step {NUM_STEPS} " in line.text for line in output.model.lines)
+    assert any(f"step {NUM_STEPS} " in line.text for line in output.model.visible_lines)
 
 
-def test_before_the_check_nothing_is_said_of_it(
+def test_verification_is_hidden_before_its_time(
     qtbot: QtBot, written: WrittenRun, opened: Callable[[WrittenRun], RunPage]
 ) -> None:
     page = opened(written)
     seek(qtbot, page, written.started + 0.15)
-    assert not page._verified.isVisible() and not page._verified.figure
-    page.run.time.back_to_now()
-    qtbot.waitUntil(lambda: page._verified.isVisible())
+    assert not page._verification_line.isVisible() and not page._verification_line.data
+    page.run.time_machine.go_to_now()
+    qtbot.waitUntil(lambda: page._verification_line.isVisible())
 
 
-def test_keys_reach_it_and_stop_acts_on_the_run_as_it_is(
+def test_keys_move_in_time_and_stop_acts_on_the_live_run(
     qtbot: QtBot, app: App, written: WrittenRun, opened: Callable[[WrittenRun], RunPage]
 ) -> None:
     commands, keymap = app.window.commands, app.window.keymap
     assert all(keymap.text_for(f"time.{name}") for name in NAMES)
-    assert not any(commands.enabled(f"time.{name}") for name in NAMES)
+    assert not any(commands.is_enabled(f"time.{name}") for name in NAMES)
     page = opened(written)
-    machine = page.run.time
-    assert commands.enabled("time.back") and not commands.enabled("time.now")
+    machine = page.run.time_machine
+    assert commands.is_enabled("time.back") and not commands.is_enabled("time.now")
     with qtbot.waitActive(app.window):
         app.window.activateWindow()
     scrubber = page.time_bar.scrubber
     scrubber.setFocus()
     qtbot.keyClick(scrubber, Qt.Key.Key_Left, Qt.KeyboardModifier.AltModifier)
-    qtbot.waitUntil(lambda: page.shown.step == NUM_STEPS - 1)
+    qtbot.waitUntil(lambda: page.viewed_run.step == NUM_STEPS - 1)
     qtbot.keyClick(scrubber, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
-    qtbot.waitUntil(lambda: page.shown.step == NUM_STEPS - 11)
+    qtbot.waitUntil(lambda: page.viewed_run.step == NUM_STEPS - 11)
     qtbot.keyClick(scrubber, Qt.Key.Key_Home)
-    qtbot.waitUntil(lambda: page.shown.step is None and not machine.is_waiting)
-    assert commands.enabled("run.stop") and page.tab_actions()[-1].command == "run.stop"
+    qtbot.waitUntil(lambda: page.viewed_run.step is None and not machine.is_loading)
+    assert commands.is_enabled("run.stop") and page.tab_actions()[-1].command == "run.stop"
     assert app.window.context.get("activeRunAlive")
     for key in (Qt.Key.Key_K, Qt.Key.Key_P):
         qtbot.keyClick(scrubber, key, Qt.KeyboardModifier.ControlModifier)
-    assert machine.is_playing and page.time_bar.play.accessibleName() == "Pause"
+    assert machine.is_playing and page.time_bar.play_button.accessibleName() == "Pause"
     commands.run("time.play")
-    assert not machine.is_playing and page.time_bar.play.accessibleName() == "Play"
+    assert not machine.is_playing and page.time_bar.play_button.accessibleName() == "Play"
     qtbot.keyClick(scrubber, Qt.Key.Key_End, Qt.KeyboardModifier.AltModifier)
-    assert machine.moment is None and not commands.enabled("time.now")
+    assert machine.viewed_time is None and not commands.is_enabled("time.now")
 
 
-def test_after_now_the_keyboard_stays_with_the_time(
+def test_focus_stays_in_the_time_bar_after_now(
     qtbot: QtBot, app: App, written: WrittenRun, opened: Callable[[WrittenRun], RunPage]
 ) -> None:
     """Whatever else it would go to: a button there starts a run."""
     bar = opened(written).time_bar
     with qtbot.waitActive(app.window):
         app.window.activateWindow()
-    bar.scrubber.skipped.emit(-1)
-    qtbot.waitUntil(lambda: bar.now.isEnabled())
-    bar.now.setFocus()
-    qtbot.mouseClick(bar.now, Qt.MouseButton.LeftButton)
-    assert not bar.now.isEnabled() and bar.play.hasFocus()
+    bar.scrubber.skip_requested.emit(-1)
+    qtbot.waitUntil(lambda: bar.now_button.isEnabled())
+    bar.now_button.setFocus()
+    qtbot.mouseClick(bar.now_button, Qt.MouseButton.LeftButton)
+    assert not bar.now_button.isEnabled() and bar.play_button.hasFocus()
 
 
-def test_a_drag_over_the_whole_run_answers_each_time_at_once(
+def test_dragging_the_scrubber_responds_at_once(
     qtbot: QtBot, written: WrittenRun, opened: Callable[[WrittenRun], RunPage]
 ) -> None:
     page = opened(written)
@@ -153,15 +153,15 @@ def test_a_drag_over_the_whole_run_answers_each_time_at_once(
     left, right = scrubber.line
     for share in range(0, 100, 10):
         begin = time.thread_time()
-        scrubber.sought.emit(scrubber._seconds_at(left + share / 100 * (right - left)))
+        scrubber.seek_requested.emit(scrubber._seconds_at(left + share / 100 * (right - left)))
         times_s.append(time.thread_time() - begin)
-        assert page.time_bar.scrubber.figure.at_s is not None
+        assert page.time_bar.scrubber.data.viewed_s is not None
         qtbot.wait(1)
     assert max(times_s) < 0.05
-    qtbot.waitUntil(lambda: not page.run.time.is_waiting)
+    qtbot.waitUntil(lambda: not page.run.time_machine.is_loading)
 
 
-def test_a_past_before_the_run_was_resumed_fits_at_every_size_in_both_themes(
+def test_a_past_attempt_fits_at_every_size_in_both_themes(
     qtbot: QtBot, app: App, written: WrittenRun, opened: Callable[[WrittenRun], RunPage]
 ) -> None:
     page = opened(written)
@@ -172,31 +172,31 @@ def test_a_past_before_the_run_was_resumed_fits_at_every_size_in_both_themes(
     ):
         app.window.theme.load(theme)
         app.window.resize(*size)
-        for moment in (written.started + 30 * STEP_S, again_at(written) + 3, written.started + 0.05):
+        for moment in (written.started + 30 * STEP_S, second_start_time(written) + 3, written.started + 0.05):
             seek(qtbot, page, moment)
             with watch_overflows(overflows.append):
                 page.grab()
     assert not overflows
-    assert page.time_bar.play.accessibleName() and page.time_bar.scrubber.accessibleName()
-    page.run.time.back_to_now()
+    assert page.time_bar.play_button.accessibleName() and page.time_bar.scrubber.accessibleName()
+    page.run.time_machine.go_to_now()
 
 
-def test_a_script_has_a_past_too(qtbot: QtBot, app: App, tmp_path: Path) -> None:
+def test_script_runs_support_time_travel(qtbot: QtBot, app: App, tmp_path: Path) -> None:
     run = WrittenScript(tmp_path / "runs")
     run.started = time.time() - 60
-    run.launch()
+    run.start_script()
     for first in (1, 11, 21):
-        run.step(0, first, [2.0 - 0.01 * step for step in range(first, first + 10)])
+        run.write_step_line(0, first, [2.0 - 0.01 * step for step in range(first, first + 10)])
     open_run(app, run.path)
     page = app.window.editor.active_page()
     assert isinstance(page, RunPage)
     qtbot.waitUntil(lambda: page.run.step == 30)
-    bounds = page.run.time.bounds
+    bounds = page.run.time_machine.bounds
     assert bounds is not None
-    page.run.time.go(bounds[0])
-    qtbot.waitUntil(lambda: not page.run.time.is_waiting and not page._pending)
-    assert page.shown.step is None and page._strip.figure[0].value == "–"
-    page.run.time.back_to_now()
+    page.run.time_machine.go_to(bounds[0])
+    qtbot.waitUntil(lambda: not page.run.time_machine.is_loading and not page._pending)
+    assert page.viewed_run.step is None and page._stat_strip.data[0].value == "–"
+    page.run.time_machine.go_to_now()
     qtbot.waitUntil(lambda: not page._pending)
-    assert page._strip.figure[0].value == "30"
+    assert page._stat_strip.data[0].value == "30"
     run.lose()

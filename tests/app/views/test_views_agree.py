@@ -11,9 +11,9 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from rankdeck.base.units import format_bytes, format_loss
-from rankdeck.compare.figures import read
-from rankdeck.compare.naming import RunAt
-from rankdeck.compare.reported import reported
+from rankdeck.compare.run_metrics import load_run
+from rankdeck.compare.run_ref import RunRef
+from rankdeck.compare.run_report import build_report
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.prediction import prediction_file
@@ -22,13 +22,13 @@ from rankdeck_app.composition import App
 from rankdeck_app.views.dashboard import run_status
 from rankdeck_app.views.dashboard.page import RunPage
 from tests.helpers.app_window import open_run
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 STRATEGIES = ("dp", "ddp", "fsdp")
 
 
-def recorded(folder: Path, seed: int) -> WrittenRun:
+def write_random_run(folder: Path, seed: int) -> WrittenRun:
     """A run of one to three attempts, each with a strategy, losses, peaks and a prediction of its own."""
     rng = random.Random(seed)
     num_devices, first = rng.randint(1, 5), 1
@@ -46,40 +46,40 @@ def recorded(folder: Path, seed: int) -> WrittenRun:
         ]
         line = PlanLine(strategy=strategy, options={}, label=strategy, verdict=FITS, devices=lines)
         prediction_file(run.dir).write_bytes(plan_lines.encode(line))
-        run.begin(1, device_infos(num_devices), strategy=strategy, attempt=attempt)
-        run.steps(0, first, [rng.uniform(0.0005, 9.0) for _ in range(num_steps)], attempt=attempt)
+        run.start(1, device_infos(num_devices), strategy=strategy, attempt=attempt)
+        run.write_steps(0, first, [rng.uniform(0.0005, 9.0) for _ in range(num_steps)], attempt=attempt)
         peaks = {at: {"activations": rng.randint(40, 500) * MIB} for at in range(num_devices)}
-        run.memory(0, first + 1, peaks, attempt=attempt)
+        run.write_memory(0, first + 1, peaks, attempt=attempt)
         first += num_steps
     run.end()
     return run
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_view_says_the_same_of_a_run(qtbot: QtBot, app: App, tmp_path: Path, seed: int) -> None:
-    run = recorded(tmp_path / "runs", seed)
-    shown = rankdeck_here("show", str(run.path), "--json").json
-    info, compared = read_info(run.dir), read(RunAt(run.path))
-    report = reported(compared.figures, compared.fold)
+def test_all_views_show_the_same_values_of_a_run(qtbot: QtBot, app: App, tmp_path: Path, seed: int) -> None:
+    run = write_random_run(tmp_path / "runs", seed)
+    shown = rankdeck_in_process("show", str(run.path), "--json").json
+    info, compared = read_info(run.dir), load_run(RunRef(run.path))
+    report = build_report(compared.run, compared.state)
     open_run(app, run.path)
     page = app.window.editor.active_page()
     assert isinstance(page, RunPage)
     live = page.run
     qtbot.waitUntil(lambda: live.is_over and live.prediction is not None and bool(live.devices))
-    assert shown["title"] == info.title == compared.figures.name == live.title == page.title
+    assert shown["title"] == info.title == compared.run.name == live.title == page.title
     assert shown["strategy"] == info.strategy == live.strategy
     assert shown["steps"] == live.step
     loss = format_loss(shown["loss"]["last"])
-    assert {one.key: one.text for one in report.figures}["loss"] == loss
-    assert next(cell.value for cell in run_status.stats(page.shown) if cell.label == "Last loss") == loss
-    assert loss in app.window.status.item("loss", "right", 4, mono=True).text()
+    assert {one.key: one.text for one in report.metrics}["loss"] == loss
+    assert next(cell.value for cell in run_status.stats(page.viewed_run) if cell.label == "Last loss") == loss
+    assert loss in app.window.status_bar.item("loss", "right", 4, mono=True).text()
     predicted = [device["predicted_peak_bytes"] for device in shown["devices"]]
     assert None not in predicted
-    assert [device.predicted_bytes for device in compared.figures.devices] == predicted
+    assert [device.predicted_bytes for device in compared.run.devices] == predicted
     assert [device.predicted for device in report.devices] == [format_bytes(size) for size in predicted]
-    assert [live.predicted_bytes_of(device) for device in live.devices] == predicted
+    assert [live.predicted_bytes(device) for device in live.devices] == predicted
     peaks = [device["peak_bytes"] for device in shown["devices"]]
-    assert [live.total_bytes_of(device) for device in live.devices] == peaks
+    assert [live.device_bytes(device) for device in live.devices] == peaks
     if len(peaks) > 1:
         assert live.imbalance is not None and live.imbalance.device == shown["imbalance"]["device"]
         assert round(live.imbalance.excess_bytes) == shown["imbalance"]["excess_bytes"]

@@ -8,9 +8,9 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.run.anatomy import Span
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow, StepAnatomyChart
+from rankdeck_app.widgets.anatomy import AnatomyData, AnatomyRow, StepAnatomyChart
 
-SCHEDULE = AnatomyFigure(
+SCHEDULE = AnatomyData(
     [
         AnatomyRow("Virtual 0", [Span("forward", 0.0, 0.25, 0, 0, 4096), Span("backward", 0.5, 0.5, 0, 0)]),
         AnatomyRow("Virtual 1", [Span("forward", 0.25, 0.25, 1, 0)]),
@@ -26,34 +26,34 @@ def chart(qtbot: QtBot) -> StepAnatomyChart:
     made = StepAnatomyChart(Theme())
     qtbot.addWidget(made)
     made.resize(460, 120)
-    made.set_figure(SCHEDULE)
+    made.set_data(SCHEDULE)
     return made
 
 
-def at(chart: StepAnatomyChart, row: int, share: float) -> tuple[float, float]:
-    rows = chart._laid_out().rows
+def point_at(chart: StepAnatomyChart, row: int, share: float) -> tuple[float, float]:
+    rows = chart._get_layout().rows
     strip = rows.plot
     return strip.left() + strip.width() * share, strip.top() + rows.row_height * (row + 0.5)
 
 
-def test_the_pointer_is_told_phase_microbatch_stage_time_and_bytes(chart: StepAnatomyChart) -> None:
+def test_the_tooltip_has_phase_microbatch_stage_time_and_bytes(chart: StepAnatomyChart) -> None:
     words = "Virtual 0 · forward · microbatch 0 · stage 0 · 250 ms · 4.0 KiB"
-    assert chart.tooltip_at(*at(chart, 0, 0.1)) == words
-    assert chart.tooltip_at(*at(chart, 0, 0.4)) == "Virtual 0 · bubble · 250 ms"
+    assert chart.tooltip_at(*point_at(chart, 0, 0.1)) == words
+    assert chart.tooltip_at(*point_at(chart, 0, 0.4)) == "Virtual 0 · bubble · 250 ms"
     assert chart.tooltip_at(1, 1) == ""
 
 
-def test_gaps_are_idle_where_there_is_no_pipeline(chart: StepAnatomyChart) -> None:
-    chart.set_figure(AnatomyFigure(SCHEDULE.rows, 0.0, 1.0))
-    assert chart.tooltip_at(*at(chart, 1, 0.9)) == "Virtual 1 · idle · 500 ms"
+def test_gaps_without_a_pipeline_are_idle(chart: StepAnatomyChart) -> None:
+    chart.set_data(AnatomyData(SCHEDULE.rows, 0.0, 1.0))
+    assert chart.tooltip_at(*point_at(chart, 1, 0.9)) == "Virtual 1 · idle · 500 ms"
 
 
-def test_phases_have_their_own_blue_and_a_bubble_shows_the_track(chart: StepAnatomyChart) -> None:
+def test_phases_have_distinct_colours_and_bubbles_show_the_track(chart: StepAnatomyChart) -> None:
     image = chart.grab().toImage()
     theme = Theme()
 
     def color(row: int, share: float) -> QColor:
-        x, y = at(chart, row, share)
+        x, y = point_at(chart, row, share)
         return image.pixelColor(int(x), int(y + 9))  # beside the number
 
     assert color(0, 0.05).rgb() == theme.color("rankdeck.kind.activations").rgb()
@@ -62,29 +62,29 @@ def test_phases_have_their_own_blue_and_a_bubble_shows_the_track(chart: StepAnat
     assert theme.color("rankdeck.track").rgb() in hatched and len(hatched) > 1
 
 
-def test_what_runs_under_a_phase_is_a_strip_along_its_bottom(chart: StepAnatomyChart) -> None:
+def test_an_overlapped_phase_is_a_strip_at_the_bottom(chart: StepAnatomyChart) -> None:
     spans = [Span("backward", 0.0, 0.8), Span("all-reduce", 0.4, 0.6, num_bytes=2048)]
-    chart.set_figure(AnatomyFigure([AnatomyRow("GPU 0", spans)], 0.0, 1.0))
-    x, y = at(chart, 0, 0.6)
+    chart.set_data(AnatomyData([AnatomyRow("GPU 0", spans)], 0.0, 1.0))
+    x, y = point_at(chart, 0, 0.6)
     assert chart.tooltip_at(x, y).startswith("GPU 0 · backward")
-    assert "all-reduce" in chart.tooltip_at(x, y + chart._laid_out().rows.row_height * 0.35)
-    assert chart._laid_out().busy == [pytest.approx(1.0)]
+    assert "all-reduce" in chart.tooltip_at(x, y + chart._get_layout().rows.row_height * 0.35)
+    assert chart._get_layout().busy == [pytest.approx(1.0)]
 
 
-def test_a_device_that_told_nothing_is_unknown_and_not_idle(chart: StepAnatomyChart) -> None:
-    chart.set_figure(AnatomyFigure([*SCHEDULE.rows, AnatomyRow("Virtual 2")], 0.0, 1.0))
-    assert chart._laid_out().busy == [pytest.approx(0.75), pytest.approx(0.25), None]
+def test_a_device_without_spans_is_unknown(chart: StepAnatomyChart) -> None:
+    chart.set_data(AnatomyData([*SCHEDULE.rows, AnatomyRow("Virtual 2")], 0.0, 1.0))
+    assert chart._get_layout().busy == [pytest.approx(0.75), pytest.approx(0.25), None]
     assert "Virtual 2: unknown" in chart.accessibleDescription()
 
 
 def test_sixteen_devices_fit(chart: StepAnatomyChart) -> None:
-    chart.set_figure(AnatomyFigure([SCHEDULE.rows[0]] * 16, 0.0, 1.0))
-    rows = chart._laid_out().rows
+    chart.set_data(AnatomyData([SCHEDULE.rows[0]] * 16, 0.0, 1.0))
+    rows = chart._get_layout().rows
     assert rows.plot.bottom() <= chart.height() - 30 and rows.row_height > 4
     chart.grab()
 
 
-def test_without_a_sampled_step_it_says_so(chart: StepAnatomyChart) -> None:
-    chart.set_figure(AnatomyFigure([AnatomyRow("Virtual 0")]))
+def test_without_a_sampled_step_the_chart_is_empty(chart: StepAnatomyChart) -> None:
+    chart.set_data(AnatomyData([AnatomyRow("Virtual 0")]))
     assert chart.tooltip_at(100, 20) == ""
     chart.grab()

@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.card_files import WHOLE, Column, ManyRows
+from rankdeck_app.widgets.card_export import INTEGER_FORMAT, CsvColumn, CsvRowBlock
 
 
 @pytest.fixture
@@ -29,21 +29,21 @@ def card(qtbot: QtBot) -> ChartCard:
 
 def test_exports_are_real_files(card: ChartCard, tmp_path: Path) -> None:
     for kind in card.file_kinds:
-        card.exported(kind)(tmp_path / f"card.{kind}")
+        card.make_export(kind)(tmp_path / f"card.{kind}")
     image = QImage(str(tmp_path / "card.png"))
     assert (image.width(), image.height()) == (1000, 400)
     assert (tmp_path / "card.svg").read_text(encoding="utf-8").count("<text") >= 3
     assert (tmp_path / "card.csv").read_text(encoding="utf-8").splitlines() == ["device,bytes", "Virtual 0,5"]
 
 
-def test_an_export_is_of_what_was_there_when_it_was_asked_for(card: ChartCard, tmp_path: Path) -> None:
+def test_an_export_has_the_state_of_its_request(card: ChartCard, tmp_path: Path) -> None:
     steps, losses, written = np.arange(1.0, 4.0), np.array([0.5, 0.25, np.nan]), list[Path]()
-    whole = Column(steps, WHOLE)
-    rows: list[object] = [("run", "step", "loss"), ManyRows("A", whole, Column(losses)), ("B", 1, None)]
+    whole = CsvColumn(steps, INTEGER_FORMAT)
+    rows: list[object] = [("run", "step", "loss"), CsvRowBlock("A", whole, CsvColumn(losses)), ("B", 1, None)]
     told = ChartCard("Loss", Theme(), QLabel("body"), lambda: rows)  # type: ignore[arg-type,return-value]
     for kind, shown in (("csv", told), ("svg", card), ("png", card)):
-        fill, before = shown.exported(kind), tmp_path / f"before.{kind}"
-        shown.exported(kind)(before)
+        fill, before = shown.make_export(kind), tmp_path / f"before.{kind}"
+        shown.make_export(kind)(before)
         rows.append(("C", 2, None))
         card.set_title(f"another title than before {kind}")
         fill(tmp_path / f"after.{kind}")
@@ -53,47 +53,47 @@ def test_an_export_is_of_what_was_there_when_it_was_asked_for(card: ChartCard, t
     told.deleteLater()
 
 
-def test_an_export_that_cannot_be_written_says_so(card: ChartCard, tmp_path: Path) -> None:
+def test_an_export_that_cannot_be_written_raises(card: ChartCard, tmp_path: Path) -> None:
     for kind in card.file_kinds:
         with pytest.raises(OSError, match="No such file"):
-            card.exported(kind)(tmp_path / "no" / "card")
+            card.make_export(kind)(tmp_path / "no" / "card")
 
 
 def test_copy_puts_a_picture_on_the_clipboard(card: ChartCard) -> None:
-    card.copy_picture()
+    card.copy_image()
     assert not QGuiApplication.clipboard().pixmap().isNull()
 
 
-def test_the_menu_offers_what_works(card: ChartCard) -> None:
+def test_the_menu_lists_the_available_exports(card: ChartCard) -> None:
     menu = card.build_menu()
     texts = [action.text() for action in menu.actions() if action.text()]
     assert texts == ["Copy as Picture", "Export PNG…", "Export SVG…", "Export CSV…"]
     menu.deleteLater()
 
 
-def test_a_card_is_as_high_as_its_body_has_to_be(card: ChartCard) -> None:
+def test_a_card_has_the_minimum_height_of_its_body(card: ChartCard) -> None:
     before = card.minimumSizeHint().height()
     card.body.setMinimumHeight(300)
     assert before < 300 < card.minimumSizeHint().height()
 
 
 @pytest.mark.parametrize(("width", "expected"), [(600, "tensor bytes"), (340, "CPU rehearsal"), (160, "")])
-def test_the_source_is_shortened_and_never_half_a_word(card: ChartCard, width: int, expected: str) -> None:
+def test_the_source_is_shortened_to_a_whole_text(card: ChartCard, width: int, expected: str) -> None:
     card.resize(width, 200)
-    _, shown = card.fitting_words(card.width() - 24 - 110)
+    _, shown = card.fit_header_texts(card.width() - 24 - 110)
     assert shown.startswith(expected) and (shown == "") == (expected == "")
-    assert card.fitting_words(100) == ("", "CPU rehearsal"), "before any subtitle"
+    assert card.fit_header_texts(100) == ("", "CPU rehearsal"), "before any subtitle"
     assert card.toolTip() == "peak of step 3, of 80 GiB\ntensor bytes on virtual devices (CPU rehearsal)"
 
 
 @pytest.mark.parametrize(
     ("room", "expected"), [(400, "peak of step 3, of 80 GiB"), (190, "peak of step 3"), (9, "")]
 )
-def test_the_subtitle_is_said_in_words_that_fit_whole(card: ChartCard, room: int, expected: str) -> None:
-    assert card.fitting_words(room)[0] == expected
+def test_the_subtitle_uses_the_longest_text_that_fits(card: ChartCard, room: int, expected: str) -> None:
+    assert card.fit_header_texts(room)[0] == expected
 
 
-def test_a_body_that_costs_something_is_made_once_when_it_is_first_wanted(qtbot: QtBot) -> None:
+def test_a_lazy_body_is_built_once_on_first_use(qtbot: QtBot) -> None:
     made: list[QLabel] = []
 
     def make() -> QLabel:
@@ -103,10 +103,10 @@ def test_a_body_that_costs_something_is_made_once_when_it_is_first_wanted(qtbot:
     card = ChartCard("Training loss", Theme(), make)
     qtbot.addWidget(card)
     told: list[object] = []
-    card.made.connect(told.append)
+    card.body_built.connect(told.append)
     card.resize(300, 200)
     card.show()
-    assert card.made_body is None and card.minimumSizeHint().height() > 0
+    assert card.built_body is None and card.minimumSizeHint().height() > 0
     card.restore_style({"is_log": True})
     assert card.style_state() == {"is_log": True} and not made, "a layout is kept for it"
     assert card.body is card.body is made[0] and told == made

@@ -6,14 +6,16 @@ import pytest
 from PySide6.QtCore import QPoint, Qt
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.widgets.card_layout import ArrangedGrid
+from rankdeck_app.widgets.card_layout import ArrangeableGrid
 from tests.app.widgets.test_card_layout import make_grid
 
-GRIP = QPoint(60, 14)
+HEADER_POINT = QPoint(60, 14)
 LEFT = Qt.MouseButton.LeftButton
 
 
-def drag(qtbot: QtBot, grid: ArrangedGrid, name: str, to: QPoint, *, start: QPoint = GRIP) -> None:
+def drag_card(
+    qtbot: QtBot, grid: ArrangeableGrid, name: str, to: QPoint, *, start: QPoint = HEADER_POINT
+) -> None:
     """Down to just before the button is let go."""
     card = grid.cards[name]
     qtbot.mousePress(card, LEFT, pos=start)
@@ -22,7 +24,7 @@ def drag(qtbot: QtBot, grid: ArrangedGrid, name: str, to: QPoint, *, start: QPoi
     qtbot.mouseMove(card, card.mapFromGlobal(to))
 
 
-def middle(grid: ArrangedGrid, name: str) -> QPoint:
+def middle(grid: ArrangeableGrid, name: str) -> QPoint:
     card = grid.cards[name]
     return card.mapToGlobal(card.rect().center())
 
@@ -34,42 +36,44 @@ def middle(grid: ArrangedGrid, name: str) -> QPoint:
         ("loss", "bars", ["loss", "bars", "heat", "band"]),
     ],
 )
-def test_a_dropped_card_gets_the_place_of_the_one_under_it(
+def test_a_dropped_card_takes_the_position_of_its_target(
     qtbot: QtBot, name: str, onto: str, order: list[str]
 ) -> None:
     grid, told = make_grid(qtbot), list[bool]()
-    grid.arranged.connect(lambda: told.append(True))
-    drag(qtbot, grid, name, middle(grid, onto))
-    assert grid.cards[onto]._is_target and grid.shown == ["bars", "heat", "band", "loss"], "not yet"
+    grid.layout_changed.connect(lambda: told.append(True))
+    drag_card(qtbot, grid, name, middle(grid, onto))
+    assert grid.cards[onto]._is_drop_target and grid.visible_names == ["bars", "heat", "band", "loss"], (
+        "not yet"
+    )
     qtbot.mouseRelease(grid.cards[name], LEFT, pos=grid.cards[name].mapFromGlobal(middle(grid, onto)))
-    assert grid.shown == order and told == [True]
-    assert not any(card._is_target for card in grid.cards.values())
+    assert grid.visible_names == order and told == [True]
+    assert not any(card._is_drop_target for card in grid.cards.values())
     assert [one for one in grid.layout_state()["order"] if one != "lr"] == order
 
 
 @pytest.mark.qt_log_ignore("Mouse event", extend=True)
-def test_escape_and_a_drop_on_nothing_leave_all_as_it_is(qtbot: QtBot) -> None:
+def test_escape_and_a_drop_outside_change_nothing(qtbot: QtBot) -> None:
     grid = make_grid(qtbot)
-    before = list(grid.shown)
-    drag(qtbot, grid, "bars", middle(grid, "band"))
+    before = list(grid.visible_names)
+    drag_card(qtbot, grid, "bars", middle(grid, "band"))
     qtbot.keyClick(grid.cards["bars"], Qt.Key.Key_Escape)
     qtbot.mouseRelease(grid.cards["bars"], LEFT, pos=grid.cards["bars"].mapFromGlobal(middle(grid, "band")))
-    drag(qtbot, grid, "bars", grid.mapToGlobal(QPoint(-40, -40)))
+    drag_card(qtbot, grid, "bars", grid.mapToGlobal(QPoint(-40, -40)))
     qtbot.mouseRelease(grid.cards["bars"], LEFT, pos=QPoint(-60, -60))
-    qtbot.mouseClick(grid.cards["bars"], LEFT, pos=GRIP)
+    qtbot.mouseClick(grid.cards["bars"], LEFT, pos=HEADER_POINT)
     qtbot.mouseMove(grid.cards["bars"], QPoint(5, 5))
-    assert grid.shown == before and not grid.layout_state()
+    assert grid.visible_names == before and not grid.layout_state()
 
 
 @pytest.mark.qt_log_ignore("Mouse event", extend=True)  # what a card has no use for
-def test_what_is_dragged_in_a_chart_stays_the_charts(qtbot: QtBot) -> None:
+def test_dragging_inside_a_chart_moves_no_card(qtbot: QtBot) -> None:
     grid = make_grid(qtbot)
-    drag(qtbot, grid, "bars", middle(grid, "band"), start=QPoint(60, 60))
-    assert not any(card._is_target for card in grid.cards.values())
+    drag_card(qtbot, grid, "bars", middle(grid, "band"), start=QPoint(60, 60))
+    assert not any(card._is_drop_target for card in grid.cards.values())
 
 
-def test_a_card_that_has_the_page_is_not_moved(qtbot: QtBot) -> None:
+def test_a_maximised_card_is_not_moved(qtbot: QtBot) -> None:
     grid = make_grid(qtbot)
     grid.maximise("bars")
-    grid.put_at("bars", "band")
+    grid.move_to("bars", "band")
     assert grid.order[0] == "bars"

@@ -11,19 +11,19 @@ from rankdeck.run.series import Series
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets import card as card_module
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.card_layout import ArrangedGrid
+from rankdeck_app.widgets.card_layout import ArrangeableGrid
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.curve_style import STEP, CurveStyle
 from rankdeck_app.widgets.painting import paint_text
-from tests.helpers.wheel import takes_wheel
+from tests.helpers.wheel import consumes_wheel
 
 
-def make_grid(qtbot: QtBot) -> ArrangedGrid:
+def make_grid(qtbot: QtBot) -> ArrangeableGrid:
     theme = Theme()
     bodies = {name: QLabel(name) for name in ("bars", "heat", "band", "lr")}
-    bodies["loss"] = CurvePlot(theme, Series(), Series(), name="Loss", along=lambda _axis: None)  # type: ignore[assignment]
+    bodies["loss"] = CurvePlot(theme, Series(), Series(), name="Loss", axis_positions=lambda _axis: None)  # type: ignore[assignment]
     cards = {name: ChartCard(name.title(), theme, body) for name, body in bodies.items()}
-    grid = ArrangedGrid(cards, devices=("bars", "heat"), optional=("lr",))
+    grid = ArrangeableGrid(cards, devices=("bars", "heat"), optional=("lr",))
     qtbot.addWidget(grid)
     grid.resize(1000, 700)
     with qtbot.waitActive(grid):
@@ -31,14 +31,14 @@ def make_grid(qtbot: QtBot) -> ArrangedGrid:
     return grid
 
 
-def test_a_card_has_the_page_and_escape_gives_it_back(qtbot: QtBot) -> None:
+def test_escape_restores_a_maximised_card(qtbot: QtBot) -> None:
     grid = make_grid(qtbot)
     card = grid.cards["heat"]
     card.setFocus()
     qtbot.keyClick(card, Qt.Key.Key_Return)
-    assert grid.shown == ["heat"] and card.size() == grid.viewport().size()
+    assert grid.visible_names == ["heat"] and card.size() == grid.viewport().size()
     qtbot.keyClick(card, Qt.Key.Key_Escape)
-    assert grid.shown == ["bars", "heat", "band", "loss"] and grid.in_hand == "heat"
+    assert grid.visible_names == ["bars", "heat", "band", "loss"] and grid.active_name == "heat"
 
 
 def test_a_double_click_on_the_header_maximises(qtbot: QtBot) -> None:
@@ -47,32 +47,32 @@ def test_a_double_click_on_the_header_maximises(qtbot: QtBot) -> None:
     assert grid.maximised == "band"
 
 
-def test_cards_move_hide_and_come_back(qtbot: QtBot) -> None:
+def test_cards_can_be_moved_hidden_and_shown(qtbot: QtBot) -> None:
     grid = make_grid(qtbot)
     told: list[bool] = []
-    grid.arranged.connect(lambda: told.append(True))
+    grid.layout_changed.connect(lambda: told.append(True))
     grid.move_card(1, "bars")
-    assert grid.shown == ["heat", "bars", "band", "loss"]
+    assert grid.visible_names == ["heat", "bars", "band", "loss"]
     grid.move_card(-1, "heat")
-    assert grid.shown[0] == "heat", "the first has no place before it"
+    assert grid.visible_names[0] == "heat", "the first has no place before it"
     grid.hide_card("band")
     grid.show_card("lr")
-    assert grid.shown == ["heat", "bars", "lr", "loss"] and len(told) == 3
+    assert grid.visible_names == ["heat", "bars", "lr", "loss"] and len(told) == 3
     state = grid.layout_state()
     assert state == {"order": ["heat", "bars", "band", "lr", "loss"], "hidden": ["band"]}
     grid.reset()
-    assert grid.shown == ["bars", "heat", "band", "loss"] and grid.layout_state() == {}
+    assert grid.visible_names == ["bars", "heat", "band", "loss"] and grid.layout_state() == {}
     grid.restore(state)
-    assert grid.shown == ["heat", "bars", "lr", "loss"]
+    assert grid.visible_names == ["heat", "bars", "lr", "loss"]
     grid.show_all()
-    assert set(grid.shown) == set(grid.cards)
+    assert set(grid.visible_names) == set(grid.cards)
 
 
-def test_the_last_card_stays(qtbot: QtBot) -> None:
+def test_the_last_card_cannot_be_hidden(qtbot: QtBot) -> None:
     grid = make_grid(qtbot)
-    for name in list(grid.shown):
+    for name in list(grid.visible_names):
         grid.hide_card(name)
-    assert len(grid.shown) == 1
+    assert len(grid.visible_names) == 1
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_the_last_card_stays(qtbot: QtBot) -> None:
         {"charts": {"loss": {"smoothing": 7}}},
     ],
 )
-def test_a_layout_that_makes_no_sense_is_that_of_a_new_app(qtbot: QtBot, state: dict[str, object]) -> None:
+def test_an_invalid_layout_is_the_default(qtbot: QtBot, state: dict[str, object]) -> None:
     grid = make_grid(qtbot)
     grid.restore(state)
     assert grid.layout_state() == {}
 
 
-def test_how_a_curve_is_drawn_is_said_and_kept(qtbot: QtBot) -> None:
+def test_the_curve_style_is_shown_and_saved(qtbot: QtBot) -> None:
     grid = make_grid(qtbot)
     card = grid.cards["loss"]
     card.set_subtitle("raw and EMA")
@@ -100,20 +100,24 @@ def test_how_a_curve_is_drawn_is_said_and_kept(qtbot: QtBot) -> None:
     state = grid.layout_state()
     assert state["charts"] == {"loss": {"is_log": True, "smoothing": 0.98, "x_axis": "time"}}
     grid.reset()
-    assert card.styled is not None and card.styled.style == CurveStyle() and card.subtitle == "raw and EMA"
+    assert (
+        card.styled_body is not None
+        and card.styled_body.style == CurveStyle()
+        and card.subtitle == "raw and EMA"
+    )
     grid.restore(state)
-    assert card.styled.style == CurveStyle(True, 0.98, "time")
+    assert card.styled_body.style == CurveStyle(True, 0.98, "time")
     for _ in range(2):
         card.next_x_axis()
-    assert card.styled.style.x_axis == STEP
+    assert card.styled_body.style.x_axis == STEP
     for _ in range(20):
         card.smooth_by(-1)
-    assert card.styled.style.smoothing == 0.0
+    assert card.styled_body.style.smoothing == 0.0
 
 
 @pytest.mark.parametrize("title", ["Loss", "a name that a script gave to what it logs, and a long one"])
 @pytest.mark.parametrize("width", [230, 300, 700])
-def test_how_a_curve_is_drawn_is_said_however_narrow_its_card_is(
+def test_the_curve_style_is_shown_in_narrow_cards(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, width: int, title: str
 ) -> None:
     card = make_grid(qtbot).cards["loss"]
@@ -130,11 +134,11 @@ def test_how_a_curve_is_drawn_is_said_however_narrow_its_card_is(
     whole, least = "log · smoothed 0.98 · by time", "log · 0.98 · time"
     assert any(text.startswith((whole, least)) for text in said)
     assert card.toolTip() == f"{whole}; raw and EMA, ◆ held-out\nmeasured in rehearsal"
-    assert card.fitting_words(1000) == (f"{whole}; raw and EMA, ◆ held-out", "measured in rehearsal")
-    assert card.fitting_words(10) == (least, "")
+    assert card.fit_header_texts(1000) == (f"{whole}; raw and EMA, ◆ held-out", "measured in rehearsal")
+    assert card.fit_header_texts(10) == (least, "")
 
 
-def test_the_menu_has_all_of_it(qtbot: QtBot) -> None:
+def test_the_menu_lists_every_action(qtbot: QtBot) -> None:
     grid = make_grid(qtbot)
     menu = grid.cards["loss"].build_menu()
     texts = [action.text() for action in menu.actions() if action.text()]
@@ -142,9 +146,9 @@ def test_the_menu_has_all_of_it(qtbot: QtBot) -> None:
         "Maximise", "Move Back", "Move On", "Hide", "Show Lr", "Reset Layout", "Logarithmic Scale",
         "Smoothing", "X Axis", "Copy as Picture", "Export PNG…", "Export SVG…",
     ]  # fmt: skip
-    slider = grid.cards["loss"]._smoothing_slider(grid.cards["loss"].styled)  # type: ignore[arg-type]
-    assert not takes_wheel(slider)
+    slider = grid.cards["loss"]._smoothing_slider(grid.cards["loss"].styled_body)  # type: ignore[arg-type]
+    assert not consumes_wheel(slider)
     slider.setValue(slider.maximum())
-    assert grid.cards["loss"].styled.style.smoothing == 0.998  # type: ignore[union-attr]
+    assert grid.cards["loss"].styled_body.style.smoothing == 0.998  # type: ignore[union-attr]
     slider.deleteLater()
     menu.deleteLater()

@@ -11,29 +11,29 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.chart import Chart, LegendEntry, place_entries
+from rankdeck_app.widgets.chart import Chart, LegendEntry, layout_legend
 from rankdeck_app.widgets.device_rows import DeviceRows
-from rankdeck_app.widgets.holder_list import Holder, HolderList, HoldersFigure
+from rankdeck_app.widgets.holder_list import Holder, HolderList, HolderListData
 
 
 @dataclass(frozen=True)
-class Bars:
+class BarHeights:
     heights: tuple[int, ...] = ()
 
 
-class BarChart(Chart[Bars]):
+class BarChart(Chart[BarHeights]):
     """As high as its figure asks; counts what the base asks of it."""
 
     num_layouts = num_paints = 0
 
     def describe(self) -> str:
-        return ", ".join(map(str, self.figure.heights))
+        return ", ".join(map(str, self.data.heights))
 
     def relayout(self) -> None:
         self.num_layouts += 1
 
     def sizeHint(self) -> QSize:
-        return QSize(40, 10 * len(self.figure.heights))
+        return QSize(40, 10 * len(self.data.heights))
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         self.num_paints += 1
@@ -41,7 +41,7 @@ class BarChart(Chart[Bars]):
 
 @pytest.fixture
 def chart(qtbot: QtBot) -> BarChart:
-    made = BarChart(Theme(), Bars(), "Bars")
+    made = BarChart(Theme(), BarHeights(), "Bars")
     qtbot.addWidget(made)
     made.resize(40, 40)
     made.show()
@@ -49,25 +49,25 @@ def chart(qtbot: QtBot) -> BarChart:
     return made
 
 
-def test_a_new_figure_is_laid_out_described_and_painted(qtbot: QtBot, chart: BarChart) -> None:
+def test_new_data_is_laid_out_described_and_painted(qtbot: QtBot, chart: BarChart) -> None:
     layouts, paints = chart.num_layouts, chart.num_paints
-    chart.set_figure(Bars((1, 2)))
+    chart.set_data(BarHeights((1, 2)))
     qtbot.waitUntil(lambda: chart.num_paints > paints)
     assert chart.num_layouts > layouts
     assert (chart.accessibleName(), chart.accessibleDescription()) == ("Bars", "1, 2")
 
 
-def test_an_equal_figure_costs_nothing(qtbot: QtBot, chart: BarChart) -> None:
-    chart.set_figure(Bars((1, 2)))
+def test_equal_data_is_not_laid_out_again(qtbot: QtBot, chart: BarChart) -> None:
+    chart.set_data(BarHeights((1, 2)))
     qtbot.waitUntil(lambda: chart.accessibleDescription() == "1, 2")
     layouts = chart.num_layouts
-    chart.set_figure(Bars((1, 2)))
+    chart.set_data(BarHeights((1, 2)))
     assert chart.num_layouts == layouts
 
 
-def test_another_theme_is_laid_out_and_its_ground_painted(qtbot: QtBot) -> None:
+def test_a_theme_change_repaints_the_background(qtbot: QtBot) -> None:
     theme = Theme()
-    chart = BarChart(theme, Bars())
+    chart = BarChart(theme, BarHeights())
     qtbot.addWidget(chart)
     chart.resize(40, 40)
 
@@ -81,36 +81,38 @@ def test_another_theme_is_laid_out_and_its_ground_painted(qtbot: QtBot) -> None:
     assert chart.num_layouts > layouts
 
 
-def test_the_least_of_a_legend_goes_unnamed_where_there_is_no_room(qtbot: QtBot) -> None:
+def test_legend_entries_of_least_weight_are_dropped(qtbot: QtBot) -> None:
     line = QPen(QColor("black"))
     entries = [
         LegendEntry("much", [QColor("red")], 5.0),
         LegendEntry("least", [QColor("blue")], 1.0),
         LegendEntry("cap", line),
     ]
-    [all_of_them] = place_entries(entries, 1000)
+    [all_of_them] = layout_legend(entries, 1000)
     assert [entry.text for entry, _ in all_of_them] == ["much", "least", "cap"]
     width = all_of_them[-1][1] + 20  # the last one begins, and does not end there: one too few
-    [fitting] = place_entries(entries, width)
+    [fitting] = layout_legend(entries, width)
     assert [entry.text for entry, _ in fitting] == ["much", "cap", "+1"], "a line is never left out"
-    lines = place_entries(entries, width, one_line=False)
+    lines = layout_legend(entries, width, one_line=False)
     assert [[entry.text for entry, _ in one] for one in lines] == [["much", "least"], ["cap"]]
 
 
-def test_rows_stand_in_the_middle_of_their_room_and_end_within_it(qtbot: QtBot) -> None:
-    few = DeviceRows(["GPU 0", "GPU 1"], 300, 200, most_row=36.0, numbers=44)
+def test_rows_are_centred_and_stay_inside(qtbot: QtBot) -> None:
+    few = DeviceRows(["GPU 0", "GPU 1"], 300, 200, max_row_height=36.0, number_width=44)
     assert few.row_height == 36.0 and few.plot.center().y() == pytest.approx(100)
     assert few.row(1).top() == pytest.approx(few.row(0).bottom()) and few.plot.right() == pytest.approx(256)
-    many = DeviceRows([f"GPU {index}" for index in range(16)], 300, 80, most_row=36.0, numbers=44, top=4)
+    many = DeviceRows(
+        [f"GPU {index}" for index in range(16)], 300, 80, max_row_height=36.0, number_width=44, top=4
+    )
     assert many.row_height == 5.0 and (many.plot.top(), many.plot.bottom()) == (4, 84)
 
 
-def test_facts_stand_right_below_the_holders_in_their_face(qtbot: QtBot) -> None:
+def test_facts_follow_the_holders_in_the_same_font(qtbot: QtBot) -> None:
     chart = HolderList(Theme())
     qtbot.addWidget(chart)
     chart.resize(300, 300)
     holder = Holder("activations", "activations", 60 * 2**20)
-    chart.set_figure(HoldersFigure((holder,), holder.num_bytes, [("together", "60.0 MiB")]))
+    chart.set_data(HolderListData((holder,), holder.num_bytes, [("together", "60.0 MiB")]))
     image = chart.grab().toImage()
 
     def inked(x0: int, x1: int, y0: int, y1: int) -> list[tuple[int, int]]:

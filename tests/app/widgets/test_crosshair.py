@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.run.series import Series
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.crosshair import placed
+from rankdeck_app.widgets.crosshair import place_readout
 from rankdeck_app.widgets.curve_plot import CurvePlot
 
 TEXT = "0:25  Virtual 0 285.0 MiB  others 77.0…79.0"
@@ -21,18 +21,18 @@ WINDOW = QRectF(0, 0, 800, 600)
 @pytest.mark.parametrize("cursor", [0, 10, 150, 390, 400])
 @pytest.mark.parametrize("size", [(400, 160), (190, 90), (120, 50), (60, 20)])
 @pytest.mark.parametrize("at", [(0, 0), (200, 300), (400, 440)])
-def test_it_is_never_cut_and_never_on_the_point(
+def test_the_readout_is_never_cut_and_never_on_the_cursor(
     qapp: QApplication, cursor: float, size: tuple[int, int], at: tuple[int, int]
 ) -> None:
     view, x = QRectF(*at, *size), at[0] + min(cursor, size[0])
-    shown, box = placed(TEXT, x, view, WINDOW, [])
+    shown, box = place_readout(TEXT, x, view, WINDOW, [])
     assert shown.replace("\n", "  ") == TEXT
     assert WINDOW.contains(box) and not box.left() <= x <= box.right()
     if size == (400, 160):
         assert view.contains(box), "where the plot has room it stays there"
 
 
-def test_in_a_small_card_it_reaches_out_of_the_plot_and_is_painted_whole(qtbot: QtBot) -> None:
+def test_the_readout_of_a_small_plot_extends_beyond_it(qtbot: QtBot) -> None:
     """What is painted wider or higher than its place fails in every test."""
     series, window = Series(), QWidget()
     series.append_many(np.arange(1, 101), np.linspace(5, 4, 100))
@@ -60,16 +60,14 @@ def test_in_a_small_card_it_reaches_out_of_the_plot_and_is_painted_whole(qtbot: 
 
 @pytest.mark.parametrize("height", [10, 80, 150])
 @pytest.mark.parametrize("cursor", [40, 200, 360])
-def test_it_covers_no_curve_where_there_is_another_place(
-    qapp: QApplication, cursor: float, height: float
-) -> None:
+def test_the_readout_avoids_curves(qapp: QApplication, cursor: float, height: float) -> None:
     x, view = np.arange(0.0, 400.0), QRectF(0, 0, 400, 160)
-    _, box = placed("step 500  raw 4.5", cursor, view, view, [(x, np.full(400, height))])
+    _, box = place_readout("step 500  raw 4.5", cursor, view, view, [(x, np.full(400, height))])
     assert not box.top() - 2 <= height <= box.bottom() + 2
     assert not box.left() <= cursor <= box.right(), "it stands beside the line"
 
 
-def test_it_leaves_the_button_of_a_zoomed_plot_free(qapp: QApplication) -> None:
+def test_the_readout_avoids_the_reset_button(qapp: QApplication) -> None:
     button, view = QRectF(300, 0, 96, 20), QRectF(0, 0, 400, 160)
-    _, box = placed("step 500  raw 4.5", 280, view, view, [], [button])
+    _, box = place_readout("step 500  raw 4.5", 280, view, view, [], [button])
     assert not box.intersects(button)

@@ -10,7 +10,7 @@ from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.form import FormRow, make_field
 
 
-def test_a_switch_may_be_left_to_the_engine(qtbot: QtBot) -> None:
+def test_a_switch_can_be_left_unset(qtbot: QtBot) -> None:
     """On, off and neither are three answers: torch decides where nobody does."""
     (option,) = (one for one in option_fields(OPTIMIZERS["adamw"].options) if one.name == "fused")
     field = make_field(FormRow(("train", "optimizer", "fused"), "Fused", option), Theme())

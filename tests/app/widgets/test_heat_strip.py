@@ -8,23 +8,23 @@ from PySide6.QtGui import QColor
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.heat_strip import HeatFigure, HeatStrip
-from rankdeck_app.widgets.painting import read_along
+from rankdeck_app.widgets.heat_strip import HeatStrip, HeatStripData
+from rankdeck_app.widgets.painting import record_painted_text
 
 
-def strip(qtbot: QtBot, shares: np.ndarray, values: list[float | None]) -> HeatStrip:
+def make_strip(qtbot: QtBot, shares: np.ndarray, values: list[float | None]) -> HeatStrip:
     heat = HeatStrip(Theme())
     qtbot.addWidget(heat)
     heat.resize(400, 120)
     labels = [f"GPU {index}" for index in range(len(shares))]
-    heat.set_figure(HeatFigure(labels, shares.astype(np.float32), values))
+    heat.set_data(HeatStripData(labels, shares.astype(np.float32), values))
     return heat
 
 
-def test_a_step_is_sharp(qtbot: QtBot) -> None:
+def test_a_step_is_not_interpolated(qtbot: QtBot) -> None:
     shares = np.array([[0.0] * 50 + [1.0] * 50])
-    heat = strip(qtbot, shares, [1.0])
-    box = heat._rows().plot
+    heat = make_strip(qtbot, shares, [1.0])
+    box = heat._make_rows().plot
     image = heat.grab().toImage()
     row = [
         image.pixelColor(int(x), int(box.center().y()))
@@ -36,21 +36,21 @@ def test_a_step_is_sharp(qtbot: QtBot) -> None:
 
 
 @pytest.mark.parametrize(("is_over", "words"), [(False, "Not sampled yet"), (True, "Was not sampled")])
-def test_without_any_reading_the_strip_says_so(qtbot: QtBot, is_over: bool, words: str) -> None:
-    heat = strip(qtbot, np.full((2, 10), 0.5), [None, None])
+def test_a_strip_without_readings_has_a_text(qtbot: QtBot, is_over: bool, words: str) -> None:
+    heat = make_strip(qtbot, np.full((2, 10), 0.5), [None, None])
     told: list[str] = []
-    with read_along(told.append):
+    with record_painted_text(told.append):
         heat.grab()
         assert words not in told
-        heat.set_figure(HeatFigure(["GPU 0", "GPU 1"], None, [None, None], is_over=is_over))
+        heat.set_data(HeatStripData(["GPU 0", "GPU 1"], None, [None, None], is_over=is_over))
         heat.grab()
     assert words in told
 
 
-def test_unknown_is_the_colour_of_the_card(qtbot: QtBot) -> None:
+def test_unknown_readings_have_the_card_colour(qtbot: QtBot) -> None:
     shares = np.array([[np.nan] * 50 + [0.5] * 50, [np.nan] * 100])
-    heat = strip(qtbot, shares, [0.5, None])
-    rows = heat._rows()
+    heat = make_strip(qtbot, shares, [0.5, None])
+    rows = heat._make_rows()
     box, row_height = rows.plot, rows.row_height
     image = heat.grab().toImage()
     card = QColor(Theme().color("rankdeck.card.background")).rgb()
@@ -59,9 +59,9 @@ def test_unknown_is_the_colour_of_the_card(qtbot: QtBot) -> None:
     assert left.rgb() == card != right.rgb()
 
 
-def test_the_tooltip_tells_device_moment_and_reading(qtbot: QtBot) -> None:
-    heat = strip(qtbot, np.array([[0.25] * 100, [np.nan] * 100]), [0.25, None])
-    rows = heat._rows()
+def test_the_tooltip_has_device_time_and_reading(qtbot: QtBot) -> None:
+    heat = make_strip(qtbot, np.array([[0.25] * 100, [np.nan] * 100]), [0.25, None])
+    rows = heat._make_rows()
     box, row_height = rows.plot, rows.row_height
     assert heat.tooltip_at(box.right() - 1, box.top() + 2) == "GPU 0, now: 25 % busy"
     assert heat.tooltip_at(box.right() - 1, box.top() + 1.5 * row_height).endswith("not known")
@@ -69,7 +69,7 @@ def test_the_tooltip_tells_device_moment_and_reading(qtbot: QtBot) -> None:
 
 
 def test_sixteen_devices_fit(qtbot: QtBot) -> None:
-    heat = strip(qtbot, np.full((16, 240), 0.5), [0.5] * 16)
-    rows = heat._rows()
+    heat = make_strip(qtbot, np.full((16, 240), 0.5), [0.5] * 16)
+    rows = heat._make_rows()
     box, row_height = rows.plot, rows.row_height
     assert box.bottom() <= heat.height() and row_height > 4

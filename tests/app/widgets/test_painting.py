@@ -7,17 +7,17 @@ from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QFontMetrics, QPainter, QPixmap
 from PySide6.QtWidgets import QApplication, QStyle
 
-from rankdeck_app.theme import BUILT_IN, Theme
+from rankdeck_app.theme import BUILT_IN_THEMES, Theme
 from rankdeck_app.widgets.controls import paint_check
-from rankdeck_app.widgets.figure_list import FigureDelegate
 from rankdeck_app.widgets.painting import (
     Overflow,
-    fitting_words,
+    elide_wrapped_text,
     paint_progress,
     paint_text,
-    paint_words,
+    paint_wrapped_text,
     watch_overflows,
 )
+from rankdeck_app.widgets.row_list import RowListDelegate
 
 BOX = QRect(0, 0, 120, 41)
 INK = QColor("white")
@@ -44,37 +44,37 @@ def overflows(box: QRectF, text: str, **options: Qt.TextElideMode) -> list[Overf
         (QRectF(200, 80, 280, 20), 0),  # nobody sees it
     ],
 )
-def test_text_that_does_not_fit_is_told(qapp: QApplication, box: QRectF, expected: int) -> None:
+def test_text_that_does_not_fit_is_reported(qapp: QApplication, box: QRectF, expected: int) -> None:
     assert len(overflows(box, WORDS)) == expected
 
 
-def test_text_that_is_shortened_on_purpose_fits(qapp: QApplication) -> None:
+def test_elided_text_is_not_reported(qapp: QApplication) -> None:
     assert not overflows(QRectF(0, 0, 100, 20), WORDS, elide=Qt.TextElideMode.ElideRight)
 
 
-def test_words_are_wrapped_and_left_out_where_lines_end(qapp: QApplication) -> None:
+def test_wrapped_text_is_elided_at_the_last_line(qapp: QApplication) -> None:
     found: list[Overflow] = []
     pixmap = QPixmap(300, 60)
     painter = QPainter(pixmap)
     with watch_overflows(found.append):
-        paint_words(painter, QRect(0, 0, 90, 34), WORDS, INK, 11)
+        paint_wrapped_text(painter, QRect(0, 0, 90, 34), WORDS, INK, 11)
         assert not found
-        paint_words(painter, QRect(0, 0, 30, 34), "unbreakable_words_overflow", INK, 11)
+        paint_wrapped_text(painter, QRect(0, 0, 30, 34), "unbreakable_words_overflow", INK, 11)
     painter.end()
     assert [overflow.text for overflow in found] == ["unbreakable_words_overflow"]
 
 
-def test_as_many_words_are_shown_as_fit(qapp: QApplication) -> None:
+def test_wrapped_text_shows_as_many_words_as_fit(qapp: QApplication) -> None:
     metrics, one = QFontMetrics(Theme.font()), QFontMetrics(Theme.font()).lineSpacing()
     longest = metrics.horizontalAdvance(WORDS)
-    assert fitting_words(metrics, WORDS, longest + 1, one) == WORDS
-    shown = [fitting_words(metrics, WORDS, width, one) for width in range(longest, 10, -1)]
+    assert elide_wrapped_text(metrics, WORDS, longest + 1, one) == WORDS
+    shown = [elide_wrapped_text(metrics, WORDS, width, one) for width in range(longest, 10, -1)]
     shorter = [" ".join(WORDS.split()[:count]) + "…" for count in range(6, 0, -1)]
     assert list(dict.fromkeys(shown))[-6:] == shorter, "one word after the other is left out"
     assert all(metrics.horizontalAdvance(text) <= longest for text in shown)
 
 
-def test_nobody_watches_afterwards(qapp: QApplication) -> None:
+def test_overflows_are_not_reported_afterwards(qapp: QApplication) -> None:
     found: list[Overflow] = []
     with watch_overflows(found.append):
         pass
@@ -82,20 +82,20 @@ def test_nobody_watches_afterwards(qapp: QApplication) -> None:
     assert not found
 
 
-def themed(name: str) -> Theme:
+def load_theme(name: str) -> Theme:
     theme = Theme()
     theme.load(name)
     return theme
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.5])
-def test_a_chosen_row_is_outlined_all_around_in_high_contrast(qapp: QApplication, scale: float) -> None:
-    theme = themed("Dark High Contrast")
+def test_a_selected_row_is_outlined_in_high_contrast(qapp: QApplication, scale: float) -> None:
+    theme = load_theme("Dark High Contrast")
     pixmap = QPixmap(round(BOX.width() * scale), round(BOX.height() * scale))
     pixmap.setDevicePixelRatio(scale)
     painter = QPainter(pixmap)
-    FigureDelegate(theme).paint_ground(
-        painter, BOX, QStyle.StateFlag.State_None, is_chosen=True, mark="rankdeck.ok"
+    RowListDelegate(theme).paint_background(
+        painter, BOX, QStyle.StateFlag.State_None, is_selected=True, mark="rankdeck.ok"
     )
     painter.end()
     image, right, bottom = pixmap.toImage(), pixmap.width() - 1, pixmap.height() - 1
@@ -103,12 +103,10 @@ def test_a_chosen_row_is_outlined_all_around_in_high_contrast(qapp: QApplication
     assert {image.pixelColor(x, y).name() for x, y in edges} == {theme.color("contrastActiveBorder").name()}
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", BUILT_IN_THEMES)
 @pytest.mark.parametrize("tone", ["rankdeck.rest", "disabledForeground", "list.activeSelectionForeground"])
-def test_what_is_left_of_a_line_is_seen_and_told_from_what_is_done(
-    qapp: QApplication, name: str, tone: str
-) -> None:
-    theme = themed(name)
+def test_remaining_progress_differs_from_completed_progress(qapp: QApplication, name: str, tone: str) -> None:
+    theme = load_theme(name)
     ink, ground = theme.color(tone), theme.color("sideBar.background")
     image = QPixmap(100, 2)
     image.fill(ground)
@@ -119,11 +117,9 @@ def test_what_is_left_of_a_line_is_seen_and_told_from_what_is_done(
     assert done == ink and above == ground and left not in (ink, ground)
 
 
-@pytest.mark.parametrize("name", [name for name, table in BUILT_IN.items() if table.is_high_contrast])
-def test_in_high_contrast_a_box_without_its_tick_does_not_look_disabled(
-    qapp: QApplication, name: str
-) -> None:
-    theme, pixmap = themed(name), QPixmap(16, 16)
+@pytest.mark.parametrize("name", [name for name, table in BUILT_IN_THEMES.items() if table.is_high_contrast])
+def test_an_unchecked_box_does_not_look_disabled_in_high_contrast(qapp: QApplication, name: str) -> None:
+    theme, pixmap = load_theme(name), QPixmap(16, 16)
     painter = QPainter(pixmap)
     paint_check(painter, theme, QRectF(0, 0, 16, 16), False)
     painter.end()

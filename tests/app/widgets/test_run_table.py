@@ -17,69 +17,71 @@ from PySide6.QtWidgets import QLineEdit, QListView
 from pytestqt.qtbot import QtBot
 
 from rankdeck.run.imbalance import Imbalance
-from rankdeck.run.row import RaceFacts, RunFigures, RunInfo
-from rankdeck.run.spells import Spell
-from rankdeck.rundir import Labels
+from rankdeck.run.row import RaceFacts, RunInfo, RunMetrics
+from rankdeck.run.run_intervals import RunInterval
+from rankdeck.run_dir import Labels
 from rankdeck_app.state.runs import RunsModel
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.painting import chart_font
-from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, NAME, PLACES
+from rankdeck_app.widgets.run_columns import COLUMN_INDICES, COLUMNS, COLUMNS_BY_KEY, NAME_COLUMN
 from rankdeck_app.widgets.run_list import (
     ROW_HEIGHT,
     RunDelegate,
-    outcome_look,
-    state_and_age,
+    outcome_style,
+    state_and_age_text,
     strategy_text,
 )
-from rankdeck_app.widgets.run_names import SharedNames
+from rankdeck_app.widgets.run_names import NameShortener
 from rankdeck_app.widgets.run_table import RunTable
-from rankdeck_app.widgets.run_table_model import Arrangement, RunGroup, RunTableModel
+from rankdeck_app.widgets.run_table_model import RunArrangement, RunGroup, RunTableModel
 
 NOW = time.time()
 OLD = NOW - 800 * 86_400
 
 
-def run(name: str, strategy: str = "ddp", outcome: str = "completed", **facts: object) -> RunInfo:
+def make_run(name: str, strategy: str = "ddp", outcome: str = "completed", **facts: object) -> RunInfo:
     facts = {"num_devices": 4, "device_kind": "virtual", "step": 10, "steps": 10, **facts}
     return RunInfo(Path(f"/runs/{name}"), name, outcome, strategy, **facts)  # type: ignore[arg-type]
 
 
-def figures(loss: float, ratio: float | None = None) -> RunFigures:
+def make_figures(loss: float, ratio: float | None = None) -> RunMetrics:
     lead = None if ratio is None else Imbalance(0, 2**20, (ratio - 1) * 2**20, ratio)
-    return RunFigures(loss, loss + 0.1, 300 * 2**20, lead, 1234.5, 0.25)
+    return RunMetrics(loss, loss + 0.1, 300 * 2**20, lead, 1234.5, 0.25)
 
 
 RUNS = (
-    run("delta", "dp", "failed", started=NOW - 60, step=3, steps=150, reason="rank 1: out of memory"),
-    run(
+    make_run("delta", "dp", "failed", started=NOW - 60, step=3, steps=150, reason="rank 1: out of memory"),
+    make_run(
         "alpha",
-        figures=figures(2.0, 3.2),
+        metrics=make_figures(2.0, 3.2),
         started=NOW - 90_000,
-        spells=(Spell(NOW - 90_000, NOW - 89_500), Spell(NOW - 3_600, NOW - 3_100)),
+        intervals=(RunInterval(NOW - 90_000, NOW - 89_500), RunInterval(NOW - 3_600, NOW - 3_100)),
     ),
-    run("beta", figures=figures(1.5, 1.0), started=OLD, labels=Labels(tags=("paper",))),
-    run("gamma", "pipeline", "lost", num_devices=None, device_kind="", steps=None, step=0),
-    run("omega", labels=Labels(is_archived=True), started=NOW - 50.0),
+    make_run("beta", metrics=make_figures(1.5, 1.0), started=OLD, labels=Labels(tags=("paper",))),
+    make_run("gamma", "pipeline", "lost", num_devices=None, device_kind="", steps=None, step=0),
+    make_run("omega", labels=Labels(is_archived=True), started=NOW - 50.0),
 )
 
 
-def test_a_run_stands_in_the_group_of_each_of_its_tags(qtbot: QtBot) -> None:
-    both = run("both", labels=Labels(tags=("paper", "Slow")))
-    model = made([both, run("one", labels=Labels(tags=("paper",))), run("none")], group="tags")
-    assert told(model) == ["[paper 2]", "both", "one", "[Slow 1]", "both", "[no tags 1]", "none"]
+def test_a_run_is_listed_in_the_group_of_each_tag(qtbot: QtBot) -> None:
+    both = make_run("both", labels=Labels(tags=("paper", "Slow")))
+    model = make_model(
+        [both, make_run("one", labels=Labels(tags=("paper",))), make_run("none")], group="tags"
+    )
+    assert row_texts(model) == ["[paper 2]", "both", "one", "[Slow 1]", "both", "[no tags 1]", "none"]
     table = RunTable(Theme(), model)
     qtbot.addWidget(table)
     table.selectAll()
     assert [info.title for info in table.selected_runs()] == ["both", "one", "none"]
     renamed = replace(both, title="renamed")
     model.set_infos([renamed, *model._infos[1:]])
-    assert told(model).count("renamed") == 2 and "both" not in told(model)
+    assert row_texts(model).count("renamed") == 2 and "both" not in row_texts(model)
 
 
-def a_race(**facts: object) -> RunInfo:
+def make_race(**facts: object) -> RunInfo:
     path = Path("/runs/race")
     entries = tuple(
-        replace(run(name, name, figures=figures(2.0)), path=path / "entries" / name, entry_of=path)
+        replace(make_run(name, name, metrics=make_figures(2.0)), path=path / "entries" / name, entry_of=path)
         for name in ("single", "ddp")
     )
     known = {
@@ -91,48 +93,48 @@ def a_race(**facts: object) -> RunInfo:
         **facts,
     }
     return RunInfo(
-        path, "Race", "completed", num_devices=2, device_kind="gpu", started=NOW, figures=RunFigures(),
+        path, "Race", "completed", num_devices=2, device_kind="gpu", started=NOW, metrics=RunMetrics(),
         race=RaceFacts(**known),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def test_a_run_that_lost_events_does_not_look_as_if_all_were_well() -> None:
-    lossy = run("lossy", outcome="completed", reason="No space left on device: 78 lines of events")
+def test_a_run_with_lost_events_is_marked() -> None:
+    lossy = make_run("lossy", outcome="completed", reason="No space left on device: 78 lines of events")
     state = next(at for at, column in enumerate(COLUMNS) if column.key == "state")
-    model = made([lossy])
+    model = make_model([lossy])
     assert model.text_at(0, state) == "events lost", "as much as the column has room for"
     words = QFontMetricsF(chart_font(11)).horizontalAdvance("events lost")
     assert COLUMNS[state].width >= words + 36, "with its symbol"
     tip = model.data(model.index(0, state), Qt.ItemDataRole.ToolTipRole)
     assert tip == f"completed, events lost\n{lossy.reason}"
-    assert "events lost" in state_and_age(lossy) and outcome_look(lossy.state)[0] == "warning"
+    assert "events lost" in state_and_age_text(lossy) and outcome_style(lossy.state)[0] == "warning"
 
 
-def test_a_race_is_one_row_that_unfolds_into_its_entries(qtbot: QtBot) -> None:
-    model = made([a_race(), *RUNS])
+def test_a_race_row_expands_into_its_entries(qtbot: QtBot) -> None:
+    model = make_model([make_race(), *RUNS])
     QAbstractItemModelTester(model, QAbstractItemModelTester.FailureReportingMode.Fatal)
-    assert told(model)[:2] == ["Race", "delta"] and model.num_found == 5
+    assert row_texts(model)[:2] == ["Race", "delta"] and model.num_found == 5
     texts = {column.key: model.text_at(0, at) for at, column in enumerate(COLUMNS)}
     assert (texts["strategy"], texts["step"], texts["loss"]) == ("DDP fastest", "2 raced", "agree")
     table = RunTable(Theme(), model)
     qtbot.addWidget(table)
     table.resize(500, 300)
     table.show()
-    table.choose(Path("/runs/race"))
+    table.select_run(Path("/runs/race"))
     qtbot.keyClick(table, Qt.Key.Key_Right)
-    assert told(model)[:4] == ["Race", "single", "ddp", "delta"]
+    assert row_texts(model)[:4] == ["Race", "single", "ddp", "delta"]
     assert [model.text_at(at, 0) for at in (1, 2)] == ["Single", "DDP"]
     table.setCurrentIndex(model.index(2, 0))
     table.rename()
     assert not table.findChildren(QLineEdit), "an entry is its race's"
     qtbot.keyClick(table, Qt.Key.Key_Left)
     assert table.current_run() == model.rows[0]
-    goes_on = a_race(num_done=1, fastest=None, losses=None)
+    goes_on = make_race(num_done=1, fastest=None, losses=None)
     model.set_infos([goes_on, *RUNS])
     assert model.text_at(0, [column.key for column in COLUMNS].index("step")) == "1 of 2"
-    assert told(model)[:3] == ["Race", "single", "ddp"]
+    assert row_texts(model)[:3] == ["Race", "single", "ddp"]
     qtbot.mouseClick(table.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(12, 10))
-    assert told(model)[:2] == ["Race", "delta"]
+    assert row_texts(model)[:2] == ["Race", "delta"]
 
 
 @pytest.mark.parametrize(
@@ -144,16 +146,16 @@ def test_a_race_is_one_row_that_unfolds_into_its_entries(qtbot: QtBot) -> None:
         (3, "completed", "DDP fastest"),
     ],
 )
-def test_a_race_that_goes_on_has_no_fastest_yet(num_done: int, outcome: str, expected: str) -> None:
-    assert strategy_text(replace(a_race(num_entries=3, num_done=num_done), outcome=outcome)) == expected
+def test_a_running_race_has_no_fastest_strategy_yet(num_done: int, outcome: str, expected: str) -> None:
+    assert strategy_text(replace(make_race(num_entries=3, num_done=num_done), outcome=outcome)) == expected
 
 
-def test_a_row_in_one_ink_still_tells_how_far_its_run_is(qtbot: QtBot) -> None:
+def test_a_selected_row_still_shows_its_progress(qtbot: QtBot) -> None:
     """As rows are painted that are chosen, or that cannot be."""
     theme, model, shown = Theme(), QStandardItemModel(1, 1), QListView()
     qtbot.addWidget(shown)
     index, row = model.index(0, 0), QPixmap(200, ROW_HEIGHT)
-    model.setData(index, run("alive", outcome="running", step=30, steps=40), RunsModel.InfoRole)
+    model.setData(index, make_run("alive", outcome="running", step=30, steps=40), RunsModel.InfoRole)
     row.fill(theme.color("sideBar.background"))
     painter, ink = QPainter(row), theme.color("disabledForeground")
     RunDelegate(theme, shown, ()).paint_row(painter, row.rect(), index, lambda _key: ink)
@@ -162,8 +164,8 @@ def test_a_row_in_one_ink_still_tells_how_far_its_run_is(qtbot: QtBot) -> None:
     assert done == ink != left
 
 
-def test_names_stay_while_the_table_is_scrolled_sidewards(qtbot: QtBot) -> None:
-    table = RunTable(Theme(), made())
+def test_the_name_column_stays_while_scrolling_sideways(qtbot: QtBot) -> None:
+    table = RunTable(Theme(), make_model())
     qtbot.addWidget(table)
     table.resize(500, 300)
     table.show()
@@ -174,7 +176,7 @@ def test_names_stay_while_the_table_is_scrolled_sidewards(qtbot: QtBot) -> None:
     assert table.header.frozen_width == width
     assert table.viewport().grab(QRect(0, 0, 100, 100)).toImage() == at_rest
     asked: list[str] = []
-    table.header.sort_asked.connect(asked.append)
+    table.header.sort_requested.connect(asked.append)
     qtbot.mouseClick(table.header.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(30, 10))
     qtbot.mouseClick(table.header.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(width + 60, 10))
     assert asked[0] == "name" and asked[1] != "name"
@@ -182,14 +184,14 @@ def test_names_stay_while_the_table_is_scrolled_sidewards(qtbot: QtBot) -> None:
     assert table.header.frozen_width == 0, "another column stands in front of them"
 
 
-def made(runs: Sequence[RunInfo] = RUNS, **arranged: object) -> RunTableModel:
+def make_model(runs: Sequence[RunInfo] = RUNS, **arranged: object) -> RunTableModel:
     model = RunTableModel()
     model.set_infos(runs)
-    model.arrange(replace(Arrangement(), **arranged))  # type: ignore[arg-type]
+    model.arrange(replace(RunArrangement(), **arranged))  # type: ignore[arg-type]
     return model
 
 
-def told(model: RunTableModel) -> list[str]:
+def row_texts(model: RunTableModel) -> list[str]:
     """Names of runs; heads of groups as '[label count]'."""
     return [f"[{row.label} {row.count}]" if isinstance(row, RunGroup) else row.title for row in model.rows]
 
@@ -210,10 +212,8 @@ def told(model: RunTableModel) -> list[str]:
         ("nonsense", False, "alpha beta delta gamma"),
     ],
 )
-def test_rows_are_sorted_and_what_is_not_known_comes_last(
-    sort: str, is_descending: bool, expected: str
-) -> None:
-    assert told(made(sort=sort, is_descending=is_descending)) == expected.split()
+def test_rows_are_sorted_with_unknown_values_last(sort: str, is_descending: bool, expected: str) -> None:
+    assert row_texts(make_model(sort=sort, is_descending=is_descending)) == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -231,41 +231,43 @@ def test_rows_are_sorted_and_what_is_not_known_comes_last(
     ],
 )
 def test_runs_are_in_groups_by_any_column(group: str, expected: list[str]) -> None:
-    assert told(made(group=group)) == expected
+    assert row_texts(make_model(group=group)) == expected
 
 
-def test_groups_by_the_time_they_began_have_the_newest_first() -> None:
-    heads = [row.label for row in made(group="began", is_descending=False).rows if isinstance(row, RunGroup)]
+def test_groups_by_start_time_are_newest_first() -> None:
+    heads = [
+        row.label for row in make_model(group="began", is_descending=False).rows if isinstance(row, RunGroup)
+    ]
     month = time.strftime("%B %Y", time.localtime(OLD))
     assert heads[0] in ("Today", "Yesterday") and heads[-2:] == [month, "unknown"]
 
 
 @pytest.mark.parametrize("key", [column.key for column in COLUMNS])
-def test_every_column_speaks_sorts_and_groups_whatever_is_known(key: str) -> None:
-    column = BY_KEY[key]
-    odd = run("odd", "", "unheard", figures=figures(float("nan"), None), started=0.0, num_devices=0)
-    none = replace(odd, figures=RunFigures(loss=float("inf"), samples_per_s=0.0), started=None, step=0)
+def test_every_column_handles_unknown_values(key: str) -> None:
+    column = COLUMNS_BY_KEY[key]
+    odd = make_run("odd", "", "unheard", metrics=make_figures(float("nan"), None), started=0.0, num_devices=0)
+    none = replace(odd, metrics=RunMetrics(loss=float("inf"), samples_per_s=0.0), started=None, step=0)
     for info in (*RUNS, odd, none):
         assert isinstance(column.text(info), str)
-        assert column.bucket_of(info) is None or column.bucket_of(info)[1]  # type: ignore[index]
+        assert column.get_group(info) is None or column.get_group(info)[1]  # type: ignore[index]
     for is_descending in (True, False):
-        model = made((*RUNS, odd, none), sort=key, group=key, is_descending=is_descending)
+        model = make_model((*RUNS, odd, none), sort=key, group=key, is_descending=is_descending)
         assert sum(isinstance(row, RunInfo) for row in model.rows) == 6
 
 
-def test_a_folded_group_hides_its_runs_and_archived_ones_are_shown_where_they_are_asked_for() -> None:
-    model = made(group="strategy", closed=frozenset({"DDP"}))
-    assert told(model) == ["[DDP 2]", "[DP 1]", "delta", "[Pipeline 1]", "gamma"]
+def test_collapsed_groups_and_archived_runs_are_hidden() -> None:
+    model = make_model(group="strategy", collapsed=frozenset({"DDP"}))
+    assert row_texts(model) == ["[DDP 2]", "[DP 1]", "delta", "[Pipeline 1]", "gamma"]
     assert (model.num_found, model.num_archived) == (4, 1)
-    model.arrange(Arrangement(shows_archived=True))
-    assert "omega" in told(model)
-    model.arrange(Arrangement())
+    model.arrange(RunArrangement(shows_archived=True))
+    assert "omega" in row_texts(model)
+    model.arrange(RunArrangement())
     model.set_search("is:archived")
-    assert told(model) == ["omega"]
+    assert row_texts(model) == ["omega"]
 
 
-def test_what_cells_say() -> None:
-    model = made(sort="name", is_descending=False)
+def test_cell_texts() -> None:
+    model = make_model(sort="name", is_descending=False)
     texts = {column.key: [model.text_at(row, at) for row in range(4)] for at, column in enumerate(COLUMNS)}
     assert texts["step"] == ["10 / 10", "10 / 10", "3 / 150", ""]
     assert texts["imbalance"] == ["3.2×", "balanced", "", ""]
@@ -280,7 +282,7 @@ def test_what_cells_say() -> None:
     assert model.data(model.index(2, state), Qt.ItemDataRole.ToolTipRole) == "rank 1: out of memory"
 
 
-def test_the_model_keeps_its_promises_through_random_changes(qtbot: QtBot) -> None:
+def test_the_model_is_consistent_through_random_changes(qtbot: QtBot) -> None:
     rng, model = random.Random(5), RunTableModel()
     tester = QAbstractItemModelTester(model, QAbstractItemModelTester.FailureReportingMode.Warning)
     pool = [replace(rng.choice(RUNS), path=Path(f"/r/{n}"), title=f"run {n}") for n in range(30)]
@@ -288,19 +290,19 @@ def test_the_model_keeps_its_promises_through_random_changes(qtbot: QtBot) -> No
         model.set_infos(
             [replace(info, step=rng.randrange(9)) for info in rng.sample(pool, rng.randrange(30))]
         )
-        keys = [rng.choice([*BY_KEY, ""]) for _ in range(2)]
+        keys = [rng.choice([*COLUMNS_BY_KEY, ""]) for _ in range(2)]
         closed = frozenset(rng.sample(["DDP", "unknown", "completed"], 2))
-        model.arrange(Arrangement(keys[0], rng.random() < 0.5, keys[1], closed, rng.random() < 0.5))
+        model.arrange(RunArrangement(keys[0], rng.random() < 0.5, keys[1], closed, rng.random() < 0.5))
         model.set_search(rng.choice(["", "state:lost", "-run 1"]))
     del tester
 
 
-def test_a_run_that_goes_on_changes_its_row_alone_and_moves_where_its_place_is_another(qtbot: QtBot) -> None:
-    alive = run("delta", "dp", "running", started=NOW - 60, step=3, steps=150)
-    model = made((alive, *RUNS[1:]), group="strategy")
+def test_a_live_run_updates_only_its_own_row(qtbot: QtBot) -> None:
+    alive = make_run("delta", "dp", "running", started=NOW - 60, step=3, steps=150)
+    model = make_model((alive, *RUNS[1:]), group="strategy")
     resets: list[int] = []
     model.modelReset.connect(lambda: resets.append(1))
-    at = model.row_of(alive.path)
+    at = model.find_row(alive.path)
     assert at is not None
     with qtbot.waitSignal(model.dataChanged) as changed:
         model.set_infos([replace(alive, step=4), *RUNS[1:]])
@@ -313,17 +315,15 @@ def test_a_run_that_goes_on_changes_its_row_alone_and_moves_where_its_place_is_a
     ):
         resets.clear()
         model.set_infos([other, *RUNS[1:]])
-        assert resets and told(model) == told(made((other, *RUNS[1:]), group="strategy"))
+        assert resets and row_texts(model) == row_texts(make_model((other, *RUNS[1:]), group="strategy"))
 
 
-def test_ages_are_told_anew_in_every_row_and_nothing_else_is(
-    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alive = run("alive", outcome="running", started=NOW, spells=(Spell(NOW),))
-    model = made([run("ended", started=NOW), alive, run("unknown")])
+def test_ages_are_updated_in_every_row(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = make_run("alive", outcome="running", started=NOW, intervals=(RunInterval(NOW),))
+    model = make_model([make_run("ended", started=NOW), alive, make_run("unknown")])
 
     def told(key: str) -> list[str]:
-        return [model.text_at(row, PLACES[key]) for row in range(3)]
+        return [model.text_at(row, COLUMN_INDICES[key]) for row in range(3)]
 
     monkeypatch.setattr(time, "time", lambda: NOW + 1)
     assert (told("began"), told("lasted")) == (["now", "now", ""], ["", "1.0 s", ""])
@@ -332,10 +332,10 @@ def test_ages_are_told_anew_in_every_row_and_nothing_else_is(
         lambda first, last: changed.append((first.row(), last.row(), first.column(), last.column()))
     )
     monkeypatch.setattr(time, "time", lambda: NOW + 125)
-    model.age()
-    assert changed == [(0, 2, PLACES[key], PLACES[key]) for key in ("began", "lasted")]
+    model.update_ages()
+    assert changed == [(0, 2, COLUMN_INDICES[key], COLUMN_INDICES[key]) for key in ("began", "lasted")]
     assert (told("began"), told("lasted")) == (["2 min ago", "2 min ago", ""], ["", "2:05", ""])
-    made([]).age()
+    make_model([]).update_ages()
 
 
 # The widget
@@ -343,7 +343,7 @@ def test_ages_are_told_anew_in_every_row_and_nothing_else_is(
 
 @pytest.fixture
 def table(qtbot: QtBot, theme: Theme) -> RunTable:
-    table = RunTable(theme, made(sort="name", is_descending=False))
+    table = RunTable(theme, make_model(sort="name", is_descending=False))
     qtbot.addWidget(table)
     table.resize(1100, 500)
     with qtbot.waitExposed(table):
@@ -357,52 +357,54 @@ def theme(qapp: object) -> Theme:
     return Theme()
 
 
-def place(table: RunTable, name: str) -> QPoint:
-    row = told(table.runs).index(name)
+def row_center(table: RunTable, name: str) -> QPoint:
+    row = row_texts(table.runs).index(name)
     return table.visualRect(table.runs.index(row, 0)).center()
 
 
-def chosen(table: RunTable) -> list[str]:
+def selected_titles(table: RunTable) -> list[str]:
     return [info.title for info in table.selected_runs()]
 
 
-def test_clicks_choose_look_and_open(qtbot: QtBot, table: RunTable) -> None:
+def test_clicks_select_preview_and_open(qtbot: QtBot, table: RunTable) -> None:
     looked: list[str] = []
     opened: list[str] = []
-    table.looked_at.connect(lambda info: looked.append(info.title))
+    table.preview_requested.connect(lambda info: looked.append(info.title))
     table.opened.connect(lambda info: opened.append(info.title))
     left, viewport = Qt.MouseButton.LeftButton, table.viewport()
-    qtbot.mouseClick(viewport, left, pos=place(table, "beta"))
-    assert (chosen(table), looked, opened) == (["beta"], ["beta"], [])
+    qtbot.mouseClick(viewport, left, pos=row_center(table, "beta"))
+    assert (selected_titles(table), looked, opened) == (["beta"], ["beta"], [])
     control, shift = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
-    qtbot.mouseClick(viewport, left, control, place(table, "gamma"))
-    assert (chosen(table), looked) == (["beta", "gamma"], ["beta"]), "who chooses several looks at none"
-    qtbot.mouseClick(viewport, left, pos=place(table, "alpha"))
-    qtbot.mouseClick(viewport, left, shift, place(table, "delta"))
-    assert chosen(table) == ["alpha", "beta", "delta"] and looked == ["beta", "alpha"]
-    qtbot.mouseDClick(viewport, left, pos=place(table, "delta"))
+    qtbot.mouseClick(viewport, left, control, row_center(table, "gamma"))
+    assert (selected_titles(table), looked) == (["beta", "gamma"], ["beta"]), (
+        "who chooses several looks at none"
+    )
+    qtbot.mouseClick(viewport, left, pos=row_center(table, "alpha"))
+    qtbot.mouseClick(viewport, left, shift, row_center(table, "delta"))
+    assert selected_titles(table) == ["alpha", "beta", "delta"] and looked == ["beta", "alpha"]
+    qtbot.mouseDClick(viewport, left, pos=row_center(table, "delta"))
     assert opened == ["delta"]
     qtbot.keyClick(table, Qt.Key.Key_Home)
     qtbot.keyClick(table, Qt.Key.Key_Down)
     qtbot.keyClick(table, Qt.Key.Key_Return)
     qtbot.keyClick(table, Qt.Key.Key_Space)
-    assert (opened, looked[-1], chosen(table)) == (["delta", "beta"], "beta", ["beta"])
+    assert (opened, looked[-1], selected_titles(table)) == (["delta", "beta"], "beta", ["beta"])
 
 
-def test_what_is_chosen_stays_by_run(table: RunTable) -> None:
+def test_the_selection_follows_the_runs(table: RunTable) -> None:
     select = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
     for name in ("alpha", "delta"):
-        table.selectionModel().select(table.runs.index(told(table.runs).index(name), 0), select)
+        table.selectionModel().select(table.runs.index(row_texts(table.runs).index(name), 0), select)
     table.sort_by("loss")
-    assert set(chosen(table)) == {"alpha", "delta"}
+    assert set(selected_titles(table)) == {"alpha", "delta"}
     table.group_by("strategy")
-    table.runs.set_infos([run("new", started=NOW), *RUNS])
-    assert set(chosen(table)) == {"alpha", "delta"}
-    table.fold("DP", False)
-    assert chosen(table) == ["alpha"]
+    table.runs.set_infos([make_run("new", started=NOW), *RUNS])
+    assert set(selected_titles(table)) == {"alpha", "delta"}
+    table.set_group_open("DP", False)
+    assert selected_titles(table) == ["alpha"]
 
 
-def test_keys_and_clicks_fold_groups(qtbot: QtBot, table: RunTable) -> None:
+def test_keys_and_clicks_collapse_groups(qtbot: QtBot, table: RunTable) -> None:
     table.group_by("strategy")
     table.setCurrentIndex(table.runs.index(0, 0))
     for key, num_rows in (
@@ -416,24 +418,24 @@ def test_keys_and_clicks_fold_groups(qtbot: QtBot, table: RunTable) -> None:
     assert table.runs.rowCount() == 7 and table.current_run() is None
 
 
-def test_a_run_is_renamed_in_its_place(qtbot: QtBot, table: RunTable) -> None:
-    table.choose(Path("/runs/beta"))
+def test_a_run_is_renamed_inline(qtbot: QtBot, table: RunTable) -> None:
+    table.select_run(Path("/runs/beta"))
     table.rename()
     editor = table.viewport().findChild(QLineEdit)
     assert editor is not None and (editor.text(), editor.selectedText()) == ("beta", "beta")
-    with qtbot.waitSignal(table.runs.renamed) as renamed:
+    with qtbot.waitSignal(table.runs.rename_requested) as renamed:
         qtbot.keyClicks(editor, "better")
         qtbot.keyClick(editor, Qt.Key.Key_Return)
     assert renamed.args == [Path("/runs/beta"), "better"]
 
 
-def test_columns_come_back_as_they_were(qtbot: QtBot, table: RunTable, theme: Theme) -> None:
+def test_columns_are_restored(qtbot: QtBot, table: RunTable, theme: Theme) -> None:
     header = table.header
     header.moveSection(header.visualIndex(5), 0)
     header.resizeSection(0, 321)
     header.show_column(2, False)
     state = json.loads(json.dumps(header.columns_state()))
-    other = RunTable(theme, made())
+    other = RunTable(theme, make_model())
     qtbot.addWidget(other)
     other.header.restore(state)
     assert other.header.columns_state() == state and other.isColumnHidden(2)
@@ -444,56 +446,54 @@ def test_columns_come_back_as_they_were(qtbot: QtBot, table: RunTable, theme: Th
         assert len(other.header.columns_state()) == len(COLUMNS) and not other.isColumnHidden(0)
 
 
-def test_names_take_the_room_that_is_left_until_a_person_stretches_a_column(
+def test_the_name_column_takes_the_remaining_width_until_resized(
     qtbot: QtBot, table: RunTable, theme: Theme
 ) -> None:
     header = table.header
     table.resize(1900, 300)
     assert header.length() == header.viewport().width() and header.columns_state()[0]["width"] is None
     table.resize(600, 300)
-    assert header.sectionSize(NAME) == COLUMNS[NAME].width < header.length()
+    assert header.sectionSize(NAME_COLUMN) == COLUMNS[NAME_COLUMN].width < header.length()
     header.resizeSection(1, 300)
     table.resize(1900, 300)
     assert header.length() == header.viewport().width(), "another column was stretched"
-    again = RunTable(theme, made())
+    again = RunTable(theme, make_model())
     qtbot.addWidget(again)
     again.resize(1900, 300)
     again.show()
     again.header.restore(json.loads(json.dumps(header.columns_state())))
     assert again.columnWidth(1) == 300 and again.header.length() == again.header.viewport().width()
-    header.resizeSection(NAME, 120)
+    header.resizeSection(NAME_COLUMN, 120)
     table.resize(1800, 300)
-    assert header.sectionSize(NAME) == 120 == header.columns_state()[0]["width"]
+    assert header.sectionSize(NAME_COLUMN) == 120 == header.columns_state()[0]["width"]
     header.reset_columns()
     assert header.length() == header.viewport().width()
 
 
-def test_columns_are_as_wide_as_what_they_hold_and_tags_stand_once_there_are_some(
-    qtbot: QtBot, theme: Theme
-) -> None:
-    model = made([replace(info, labels=Labels()) for info in RUNS])
+def test_columns_fit_their_contents_and_tags_appear_when_used(qtbot: QtBot, theme: Theme) -> None:
+    model = make_model([replace(info, labels=Labels()) for info in RUNS])
     table = RunTable(theme, model)
     qtbot.addWidget(table)
     table.resize(980, 300)
     table.show()
-    assert table.isColumnHidden(PLACES["tags"]) and not table.horizontalScrollBar().isVisible()
-    assert table.columnWidth(PLACES["strategy"]) < COLUMNS[PLACES["strategy"]].width
+    assert table.isColumnHidden(COLUMN_INDICES["tags"]) and not table.horizontalScrollBar().isVisible()
+    assert table.columnWidth(COLUMN_INDICES["strategy"]) < COLUMNS[COLUMN_INDICES["strategy"]].width
     model.set_infos([RUNS[2], *model._infos[:2]])
-    assert not table.isColumnHidden(PLACES["tags"])
+    assert not table.isColumnHidden(COLUMN_INDICES["tags"])
     for key in ("state", "peak", "began"):
-        needed = table.header.fontMetrics().horizontalAdvance(model.text_at(0, PLACES[key])) + 16
-        assert table.columnWidth(PLACES[key]) >= needed
-    table.header.show_column(PLACES["tags"], False)
+        needed = table.header.fontMetrics().horizontalAdvance(model.text_at(0, COLUMN_INDICES[key])) + 16
+        assert table.columnWidth(COLUMN_INDICES[key]) >= needed
+    table.header.show_column(COLUMN_INDICES["tags"], False)
     model.set_infos(RUNS)
-    assert table.isColumnHidden(PLACES["tags"]), "as a person asked"
+    assert table.isColumnHidden(COLUMN_INDICES["tags"]), "as a person asked"
 
 
 def test_the_header_sorts_groups_and_hides(qtbot: QtBot, table: RunTable) -> None:
-    table.header.sort_asked.emit("loss")
+    table.header.sort_requested.emit("loss")
     assert (table.runs.arrangement.sort, table.runs.arrangement.is_descending) == ("loss", True)
-    table.header.sort_asked.emit("loss")
+    table.header.sort_requested.emit("loss")
     assert not table.runs.arrangement.is_descending
-    menu = table.header.menu(2)
+    menu = table.header.build_menu(2)
     actions = {action.text(): action for action in menu.actions()}
     actions["Group by Strategy"].trigger()
     assert table.runs.arrangement.group == "strategy"
@@ -508,26 +508,26 @@ def test_the_header_sorts_groups_and_hides(qtbot: QtBot, table: RunTable) -> Non
 LONG = [f"MLP · Single · seed {seed} · lr {rate}" for seed in (1, 2) for rate in (0.3, 0.003)]
 
 
-def test_names_shrink_last_and_columns_that_hold_nothing_first(qtbot: QtBot, theme: Theme) -> None:
-    table = RunTable(theme, made([run(name, "single") for name in LONG]))
+def test_empty_columns_shrink_before_names(qtbot: QtBot, theme: Theme) -> None:
+    table = RunTable(theme, make_model([make_run(name, "single") for name in LONG]))
     qtbot.addWidget(table)
     table.show()
     header, needed = table.header, QFontMetricsF(chart_font(12)).horizontalAdvance(LONG[-1]) + 16
     for width in (1900, 1033, 600, 1900):
         table.resize(width, 300)
-        assert header.sectionSize(NAME) >= needed, width
+        assert header.sectionSize(NAME_COLUMN) >= needed, width
     table.resize(600, 300)
     usual = header.fontMetrics().horizontalAdvance("Imbalance")
-    assert header.sectionSize(PLACES["imbalance"]) == 40 < usual
+    assert header.sectionSize(COLUMN_INDICES["imbalance"]) == 40 < usual
     table.resize(1900, 300)
-    assert header.sectionSize(PLACES["imbalance"]) > usual
+    assert header.sectionSize(COLUMN_INDICES["imbalance"]) > usual
 
 
-def test_a_name_without_room_keeps_what_tells_it_from_others(qapp: object) -> None:
-    metrics, names = QFontMetricsF(chart_font(12)), SharedNames([*LONG, "GPT · DP · 4"])
+def test_a_shortened_name_keeps_its_distinguishing_part(qapp: object) -> None:
+    metrics, names = QFontMetricsF(chart_font(12)), NameShortener([*LONG, "GPT · DP · 4"])
     width = metrics.horizontalAdvance(LONG[0])
-    assert names.fitted(LONG[0], metrics, width) == LONG[0]
-    assert names.fitted(LONG[0], metrics, width - 1) == "… Single · seed 1 · lr 0.3"
-    cut = {names.fitted(name, metrics, metrics.horizontalAdvance("… seed 1 · lr 0.003")) for name in LONG}
+    assert names.shorten(LONG[0], metrics, width) == LONG[0]
+    assert names.shorten(LONG[0], metrics, width - 1) == "… Single · seed 1 · lr 0.3"
+    cut = {names.shorten(name, metrics, metrics.horizontalAdvance("… seed 1 · lr 0.003")) for name in LONG}
     assert len(cut) == 4 and all(name.startswith("… seed") for name in cut)
-    assert names.fitted("GPT · DP · 4", metrics, metrics.horizontalAdvance("GPT · DP")).startswith("GPT")
+    assert names.shorten("GPT · DP · 4", metrics, metrics.horizontalAdvance("GPT · DP")).startswith("GPT")

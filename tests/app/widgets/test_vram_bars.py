@@ -8,24 +8,24 @@ import pytest
 from PySide6.QtGui import QColor, QImage
 from pytestqt.qtbot import QtBot
 
-from rankdeck.run.imbalance import imbalance_of
+from rankdeck.run.imbalance import find_imbalance
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.chart_colors import ink_on
-from rankdeck_app.widgets.painting import read_along
-from rankdeck_app.widgets.vram_bars import LEGEND_HEIGHT, BarsFigure, DeviceBar, VramBars
+from rankdeck_app.widgets.chart_colors import text_color_on
+from rankdeck_app.widgets.painting import record_painted_text
+from rankdeck_app.widgets.vram_bars import LEGEND_HEIGHT, DeviceBar, VramBars, VramBarsData
 
 MIB = 2**20
 LEAD = {"parameters": 21 * MIB, "optimizer": 42 * MIB, "activations": 60 * MIB, "gathered": 162 * MIB}
 OTHER = {"parameters": 21 * MIB, "activations": 57 * MIB}
 
 
-def figure(
+def make_data(
     num_devices: int, capacity_bytes: int | None = None, lead: dict[str, int] | None = None
-) -> BarsFigure:
+) -> VramBarsData:
     kinds = [LEAD if lead is None else lead] + [OTHER] * (num_devices - 1)
     bars = [DeviceBar(f"Virtual {index}", sum(k.values()), k) for index, k in enumerate(kinds)]
-    return BarsFigure(
-        tuple(bars), imbalance_of(dict(enumerate(bar.total_bytes for bar in bars))), capacity_bytes
+    return VramBarsData(
+        tuple(bars), find_imbalance(dict(enumerate(bar.total_bytes for bar in bars))), capacity_bytes
     )
 
 
@@ -48,12 +48,10 @@ def pixels(bars: VramBars, color: QColor) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("num_devices", [1, 4, 16])
 @pytest.mark.parametrize("name", ["Dark High Contrast", "Light High Contrast", "Dark Modern"])
-def test_tracks_have_a_line_around_them_in_high_contrast(
-    shown: VramBars, name: str, num_devices: int
-) -> None:
+def test_tracks_are_outlined_in_high_contrast(shown: VramBars, name: str, num_devices: int) -> None:
     shown._theme.load(name)
-    shown.set_figure(figure(num_devices, 2**30))
-    columns, image = shown._columns(), shown.grab().toImage()
+    shown.set_data(make_data(num_devices, 2**30))
+    columns, image = shown._make_layout(), shown.grab().toImage()
     middle, end = int(columns.bar_left + columns.bar_width - 20), round(columns.bar_left + columns.bar_width)
     line, track = (shown._theme.color(key).name() for key in ("contrastBorder", "rankdeck.track"))
     for index in range(num_devices):
@@ -65,34 +63,32 @@ def test_tracks_have_a_line_around_them_in_high_contrast(
 
 
 def test_amber_marks_the_lead_device_only(shown: VramBars) -> None:
-    shown.set_figure(figure(4))
+    shown.set_data(make_data(4))
     hot = QColor(Theme().color("rankdeck.kind.gathered"))
-    columns, legend = shown._columns(), shown.height() - 2 * LEGEND_HEIGHT
+    columns, legend = shown._make_layout(), shown.height() - 2 * LEGEND_HEIGHT
     rows = {columns.row_at(y) for _, y in pixels(shown, hot) if y < legend}
     assert rows == {0}
 
 
 @pytest.mark.parametrize(("width", "height"), [(270, 190), (270, 92), (310, 180), (505, 210)])
-def test_the_excess_is_written_behind_the_bar_or_in_its_amber_part(
-    shown: VramBars, width: int, height: int
-) -> None:
+def test_the_excess_is_written_after_or_inside_the_bar(shown: VramBars, width: int, height: int) -> None:
     shown.resize(width, height)
-    shown.set_figure(figure(4))
+    shown.set_data(make_data(4))
     told: list[str] = []
-    with read_along(told.append):
+    with record_painted_text(told.append):
         shown.grab()
     assert "+207.0 MiB" in told
 
 
 @pytest.mark.parametrize("name", ["Dark Modern", "Light Modern", "Dark High Contrast"])
-def test_what_stands_on_amber_is_dark(shown: VramBars, name: str) -> None:
+def test_text_on_amber_is_dark(shown: VramBars, name: str) -> None:
     shown._theme.load(name)
-    assert ink_on(shown._theme.color("rankdeck.kind.gathered")).lightnessF() < 0.2
+    assert text_color_on(shown._theme.color("rankdeck.kind.gathered")).lightnessF() < 0.2
 
 
 def test_nothing_is_amber_without_imbalance(shown: VramBars) -> None:
-    shown.set_figure(figure(4, lead=OTHER))
-    assert shown.figure.notable is None
+    shown.set_data(make_data(4, lead=OTHER))
+    assert shown.data.notable_imbalance is None
     assert pixels(shown, QColor(Theme().color("rankdeck.lead"))) == []
 
 
@@ -100,7 +96,7 @@ def test_bars_share_one_scale(shown: VramBars) -> None:
     """A device with twice the bytes is drawn twice as wide."""
     one = DeviceBar("GPU 0", 100 * MIB, {"parameters": 100 * MIB})
     two = DeviceBar("GPU 1", 200 * MIB, {"parameters": 200 * MIB})
-    shown.set_figure(BarsFigure((one, two)))
+    shown.set_data(VramBarsData((one, two)))
     blue = pixels(shown, QColor(Theme().color("rankdeck.kind.parameters")))
     widths = {}
     for x, y in blue:
@@ -110,11 +106,13 @@ def test_bars_share_one_scale(shown: VramBars) -> None:
     assert longest[1] == pytest.approx(2 * longest[0], rel=0.02)
 
 
-def test_capacity_is_the_scale_where_it_is_known() -> None:
-    assert figure(4, 1024 * MIB).scale_bytes == 1024 * MIB
-    assert figure(4).scale_bytes == 285 * MIB
-    assert figure(4, 100 * MIB).scale_bytes == 285 * MIB, "a peak above the capacity is not cut off"
-    assert figure(4, 80 * 2**30).unit == (MIB, "MiB"), "small tensors on a large device are not all 0.3 GiB"
+def test_a_known_capacity_is_the_scale() -> None:
+    assert make_data(4, 1024 * MIB).scale_bytes == 1024 * MIB
+    assert make_data(4).scale_bytes == 285 * MIB
+    assert make_data(4, 100 * MIB).scale_bytes == 285 * MIB, "a peak above the capacity is not cut off"
+    assert make_data(4, 80 * 2**30).unit == (MIB, "MiB"), (
+        "small tensors on a large device are not all 0.3 GiB"
+    )
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4, 8, 16])
@@ -122,9 +120,9 @@ def test_capacity_is_the_scale_where_it_is_known() -> None:
 def test_rows_and_columns_stay_inside_and_apart(qtbot: QtBot, num_devices: int, height: int) -> None:
     bars = VramBars(Theme())
     qtbot.addWidget(bars)
-    bars.set_figure(figure(num_devices))
+    bars.set_data(make_data(num_devices))
     bars.resize(440, max(height, bars.minimumSizeHint().height()))
-    columns = bars._columns()
+    columns = bars._make_layout()
     assert columns.row_height >= 5.5
     assert columns.bar_height < columns.row_height
     assert columns.top + columns.row_height * num_devices <= bars.height()
@@ -135,14 +133,14 @@ def test_rows_and_columns_stay_inside_and_apart(qtbot: QtBot, num_devices: int, 
     assert all(left < bars.width() for left in lefts)
 
 
-def test_the_tooltip_tells_bytes_by_kind(shown: VramBars) -> None:
-    shown.set_figure(figure(2))
-    text = shown.tooltip_of(0)
+def test_the_tooltip_has_bytes_by_kind(shown: VramBars) -> None:
+    shown.set_data(make_data(2))
+    text = shown.bar_tooltip(0)
     assert "285.0 MiB" in text and "gathered outputs" in text and "162.0 MiB" in text
 
 
-def test_every_colour_has_its_name_or_is_counted(shown: VramBars) -> None:
-    shown.set_figure(figure(4))
+def test_every_colour_is_in_the_legend_or_counted(shown: VramBars) -> None:
+    shown.set_data(make_data(4))
     for width, height in ((505, 210), (270, 110), (270, 60)):
         shown.resize(width, height)
         names = [entry.text for line in shown._legend_lines() for entry, _ in line]
@@ -152,8 +150,8 @@ def test_every_colour_has_its_name_or_is_counted(shown: VramBars) -> None:
 
 
 def test_unknown_is_a_dash_and_not_a_zero(shown: VramBars) -> None:
-    shown.set_figure(BarsFigure((DeviceBar("GPU 0", None), DeviceBar("GPU 1", None))))
-    assert "not known" in shown.tooltip_of(0)
+    shown.set_data(VramBarsData((DeviceBar("GPU 0", None), DeviceBar("GPU 1", None))))
+    assert "not known" in shown.bar_tooltip(0)
     assert "GPU 0: unknown" in shown.accessibleDescription()
     shown.grab()
 
@@ -161,7 +159,7 @@ def test_unknown_is_a_dash_and_not_a_zero(shown: VramBars) -> None:
 def test_a_change_of_theme_repaints(shown: VramBars) -> None:
     theme = Theme()
     bars = VramBars(theme)
-    bars.set_figure(figure(4))
+    bars.set_data(make_data(4))
     bars.resize(505, 210)
     before = bars.grab().toImage()
     theme.load("Light Modern")
@@ -169,19 +167,19 @@ def test_a_change_of_theme_repaints(shown: VramBars) -> None:
     bars.deleteLater()
 
 
-def test_ghosts_frame_what_a_cure_would_need_and_are_named_as_predicted(shown: VramBars) -> None:
-    plain = figure(4)
+def test_ghost_bars_show_the_predicted_fix(shown: VramBars) -> None:
+    plain = make_data(4)
     lead, *others = plain.bars
     bars = (replace(lead, ghost_bytes=150 * MIB), *(replace(bar, ghost_bytes=150 * MIB) for bar in others))
-    shown.set_figure(replace(plain, bars=bars, ghost="with DDP, predicted"))
+    shown.set_data(replace(plain, bars=bars, ghost="with DDP, predicted"))
     ink = Theme().color("foreground")
-    columns = shown._columns()
-    end = round(columns.bar_left + 150 * MIB * columns.bar_width / shown.figure.scale_bytes)
+    columns = shown._make_layout()
+    end = round(columns.bar_left + 150 * MIB * columns.bar_width / shown.data.scale_bytes)
     framed = {columns.row_at(y) for x, y in pixels(shown, ink) if abs(x - end) <= 2}
     assert framed >= {0, 1, 2, 3}
     assert "with DDP, predicted" in [entry.text for line in shown._legend_lines() for entry, _ in line]
-    assert "with DDP, predicted: 150.0 MiB" in shown.tooltip_of(1)
+    assert "with DDP, predicted: 150.0 MiB" in shown.bar_tooltip(1)
     # A ghost that needs more than anything now has room on the scale.
     assert replace(plain, bars=(replace(lead, ghost_bytes=900 * MIB),)).scale_bytes == 900 * MIB
-    shown.set_figure(plain)
+    shown.set_data(plain)
     assert not [xy for xy in pixels(shown, ink) if abs(xy[0] - end) <= 1 and columns.row_at(xy[1]) == 1]

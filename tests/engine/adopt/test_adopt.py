@@ -11,22 +11,29 @@ import pytest
 
 from rankdeck import events
 from rankdeck.adopt.adopt import adopt, default_file
-from rankdeck.adopt.seen import NotAdoptableError
+from rankdeck.adopt.script_observation import NotAdoptableError
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import from_text
-from tests.helpers.adopting import SCRIPT, SGD, adopted, missing, run_of, tables
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.adopted_configs import (
+    SCRIPT,
+    SGD,
+    adopt_script,
+    config_tables,
+    missing_keys,
+    observed_script_run,
+)
+from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.observed_run import observed_run
 from tests.helpers.written_run import WrittenRun, device_infos
 
 
-def changed(old: str, new: str) -> str:
+def change_script(old: str, new: str) -> str:
     assert old in SCRIPT
     return SCRIPT.replace(old, new)
 
 
-def test_what_is_seen_and_named_makes_a_whole_configuration(project: Path) -> None:
-    one = adopted(project)
+def test_an_observed_script_becomes_a_complete_configuration(project: Path) -> None:
+    one = adopt_script(project)
     assert one.problems == []
     config = from_text(one.text, folder=project)
     assert (config.name, config.model.use) == ("train", f"{project / 'train.py'}:Net")
@@ -38,21 +45,21 @@ def test_what_is_seen_and_named_makes_a_whole_configuration(project: Path) -> No
     assert "The script shuffles too" in one.text
 
 
-def test_a_script_that_trains_when_it_is_imported_has_nothing_that_can_be_named(project: Path) -> None:
-    one = adopted(project, changed('if __name__ == "__main__":\n        main()', "main()"))
-    assert missing(one) == ["model.use", "data.use"]
+def test_a_script_that_trains_on_import_leaves_placeholders(project: Path) -> None:
+    one = adopt_script(project, change_script('if __name__ == "__main__":\n        main()', "main()"))
+    assert missing_keys(one) == ["model.use", "data.use"]
     assert 'if __name__ == "__main__":' in one.text and "train.py, line 23" in one.text
-    assert tables(one)["train"]["global_batch"] == 8
+    assert config_tables(one)["train"]["global_batch"] == 8
 
 
-def test_what_a_file_beside_it_defines_can_be_named_even_then(project: Path) -> None:
+def test_classes_of_an_imported_local_file_are_still_named(project: Path) -> None:
     (project / "nets.py").write_text("class Net:\n    def __init__(self, width): ...\n")
-    text = changed('if __name__ == "__main__":\n        main()', "main()")
+    text = change_script('if __name__ == "__main__":\n        main()', "main()")
     text = text.replace("    def main():", "    from nets import Net\n\n    def main():")
     text = text.replace("class Net(nn.Module)", "class Other(nn.Module)")
-    one = adopted(project, text)
-    assert tables(one)["model"] == {"use": "nets.py:Net", "args": {"width": 2}}
-    assert missing(one) == ["data.use"]
+    one = adopt_script(project, text)
+    assert config_tables(one)["model"] == {"use": "nets.py:Net", "args": {"width": 2}}
+    assert missing_keys(one) == ["data.use"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +70,7 @@ def test_what_a_file_beside_it_defines_can_be_named_even_then(project: Path) -> 
         ("Net(width=open('w').read())", {"width": "?"}, ["model.args.width"]),
     ],
 )
-def test_arguments_of_the_model_are_what_the_run_had(
+def test_model_arguments_have_the_values_of_the_run(
     project: Path, made: str, args: dict[str, Any], left: list[str]
 ) -> None:
     parser = """
@@ -72,10 +79,12 @@ def test_arguments_of_the_model_are_what_the_run_had(
         parser.add_argument("--name", type=lambda text: text)
         args = parser.parse_args()
         """
-    text = changed("model = Net(width=2)", f"{parser}model = Net(width=0)".replace("Net(width=0)", made))
+    text = change_script(
+        "model = Net(width=2)", f"{parser}model = Net(width=0)".replace("Net(width=0)", made)
+    )
     text = text.replace("    def main", "    import argparse\n    HALF = 3\n\n    def main", 1)
-    one = adopted(project, text, settings={"args": ["--width", "5", "--name=x"]})
-    assert tables(one)["model"]["args"] == args and missing(one) == left
+    one = adopt_script(project, text, settings={"args": ["--width", "5", "--name=x"]})
+    assert config_tables(one)["model"]["args"] == args and missing_keys(one) == left
 
 
 @pytest.mark.parametrize(
@@ -85,25 +94,23 @@ def test_arguments_of_the_model_are_what_the_run_had(
         ("model = Net(width=2)", "model = make_all()[0]"),
     ],
 )
-def test_a_model_that_no_name_makes_is_left_with_the_function_to_write(
-    project: Path, old: str, new: str
-) -> None:
-    one = adopted(project, changed(old, new))
-    assert missing(one) == ["model.use"]
+def test_a_model_without_a_factory_gets_a_factory_to_write(project: Path, old: str, new: str) -> None:
+    one = adopt_script(project, change_script(old, new))
+    assert missing_keys(one) == ["model.use"]
     assert "def build_model():" in one.text and "train.py, line 1" in one.text
 
 
-def test_a_lightning_module_that_only_trains_is_no_model_to_name(project: Path) -> None:
+def test_a_lightning_module_without_forward_is_not_named(project: Path) -> None:
     module = "def training_step(self, batch, index): ..."
-    text = changed("model = Net(width=2)", "model = Lit(width=2)")
+    text = change_script("model = Net(width=2)", "model = Lit(width=2)")
     for methods, left in ((module, ["model.use"]), (f"{module}\n        def forward(self, x): ...", [])):
         lit = f"    class Lit(nn.Module):\n        def __init__(self, width): ...\n        {methods}\n\n"
-        one = adopted(project, text.replace("    def main", lit + "    def main", 1))
-        assert missing(one) == left
+        one = adopt_script(project, text.replace("    def main", lit + "    def main", 1))
+        assert missing_keys(one) == left
         assert ("a training_step and no forward" in one.text) == bool(left)
 
 
-def test_a_wrapped_moved_and_passed_on_model_is_followed_to_what_made_it(project: Path) -> None:
+def test_a_wrapped_and_moved_model_is_traced_to_its_factory(project: Path) -> None:
     text = """
         from accelerate import Accelerator
         import torch
@@ -135,15 +142,18 @@ def test_a_wrapped_moved_and_passed_on_model_is_followed_to_what_made_it(project
         if __name__ == "__main__":
             main()
         """
-    one = adopted(project, text, accumulate=2, num_samples=60)
-    told = tables(one)
+    one = adopt_script(project, text, accumulate=2, num_samples=60)
+    told = config_tables(one)
     assert one.problems == []
     assert told["model"] == {"use": "train.py:build", "args": {"width": 64}}
     assert told["data"] == {"use": "train.py:get_data", "order": "given"}
     assert told["loss"]["use"] == "mse"
     assert (told["train"]["global_batch"], told["train"]["accumulate"]) == (16, 2)
     assert "does not divide its loss" not in one.text
-    assert "does not divide its loss" in adopted(project, text.replace("loss / 2", "loss"), accumulate=2).text
+    assert (
+        "does not divide its loss"
+        in adopt_script(project, text.replace("loss / 2", "loss"), accumulate=2).text
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,26 +170,26 @@ def test_a_wrapped_moved_and_passed_on_model_is_followed_to_what_made_it(project
         ),
     ],
 )
-def test_the_wrapper_names_the_strategy_and_ranks_multiply_the_batch(
+def test_the_wrapper_sets_the_strategy_and_ranks_the_global_batch(
     project: Path, wrapper: str, options: dict[str, Any], strategy: dict[str, Any], use: str
 ) -> None:
-    told = tables(adopted(project, ranks=2, wrapper=wrapper, wrapper_options=options))
+    told = config_tables(adopt_script(project, ranks=2, wrapper=wrapper, wrapper_options=options))
     assert told["strategy"] == strategy and told["devices"]["use"] == use
     assert told["train"]["global_batch"] == 16
 
 
-def test_gpus_are_named_by_what_they_are_and_a_typed_choice_stands(project: Path) -> None:
+def test_gpus_are_named_by_uuid_unless_devices_were_typed(project: Path) -> None:
     gpus = device_infos(2, kind="gpu")
-    told = tables(adopted(project, ranks=2, wrapper="DistributedDataParallel", devices=gpus))
+    told = config_tables(adopt_script(project, ranks=2, wrapper="DistributedDataParallel", devices=gpus))
     assert told["devices"]["use"] == "gpu:GPU-00000000,GPU-00000001"
     options = {"device_ids": [0, 1]}
-    told = tables(adopted(project, wrapper="DataParallel", wrapper_options=options, devices=gpus))
+    told = config_tables(adopt_script(project, wrapper="DataParallel", wrapper_options=options, devices=gpus))
     assert (told["strategy"]["use"], told["train"]["global_batch"]) == ("dp", 8)
     assert told["devices"]["use"] == "gpu:GPU-00000000,GPU-00000001"
-    alone = tables(adopted(project, devices=gpus))
+    alone = config_tables(adopt_script(project, devices=gpus))
     assert (alone["strategy"]["use"], alone["devices"]["use"]) == ("single", "gpu:GPU-00000000")
-    run = run_of(project, devices=gpus, selection="gpu:1")
-    assert tables(adopt(run, project))["devices"]["use"] == "gpu:1"
+    run = observed_script_run(project, devices=gpus, selection="gpu:1")
+    assert config_tables(adopt(run, project))["devices"]["use"] == "gpu:1"
 
 
 @pytest.mark.parametrize(
@@ -210,36 +220,36 @@ def test_gpus_are_named_by_what_they_are_and_a_typed_choice_stands(project: Path
         ("lion_pytorch:Lion", {"lr": 0.1}, {"use": "lion_pytorch:Lion", "lr": 0.1}),
     ],
 )
-def test_an_optimizer_is_the_catalogues_where_it_has_all_options_else_its_class(
+def test_an_optimizer_is_named_by_catalog_or_by_class(
     project: Path, optimizer: str, group: dict[str, Any], table: dict[str, Any]
 ) -> None:
-    one = adopted(project, optimizer=optimizer, parameter_groups=[group])
-    assert tables(one)["train"]["optimizer"] == table and one.problems == []
+    one = adopt_script(project, optimizer=optimizer, parameter_groups=[group])
+    assert config_tables(one)["train"]["optimizer"] == table and one.problems == []
 
 
-def test_an_optimizer_of_the_persons_own_is_named_where_its_file_can_be_imported(project: Path) -> None:
-    text = changed("    def main", "    class Mine(torch.optim.Optimizer): ...\n\n    def main")
+def test_a_user_optimizer_is_named_if_its_file_can_be_imported(project: Path) -> None:
+    text = change_script("    def main", "    class Mine(torch.optim.Optimizer): ...\n\n    def main")
     mine: dict[str, Any] = {"optimizer": "__main__:Mine", "parameter_groups": [{"lr": 0.1}]}
-    told = tables(adopted(project, text, **mine))
+    told = config_tables(adopt_script(project, text, **mine))
     assert told["train"]["optimizer"] == {"use": "train.py:Mine", "lr": 0.1}
     trains = text.replace('if __name__ == "__main__":\n        main()', "main()")
-    assert "train.optimizer.use" in missing(adopted(project, trains, **mine))
+    assert "train.optimizer.use" in missing_keys(adopt_script(project, trains, **mine))
 
 
-def test_groups_that_differ_are_told_and_the_largest_stands_for_all(project: Path) -> None:
+def test_the_largest_parameter_group_gives_the_options(project: Path) -> None:
     groups = [
         {"lr": 0.1, "momentum": 0.9, "weight_decay": decay, "num_parameters": count}
         for decay, count in ((0.0, 8), (0.5, 900))
     ]
-    one = adopted(project, parameter_groups=groups)
-    assert tables(one)["train"]["optimizer"] == {
+    one = adopt_script(project, parameter_groups=groups)
+    assert config_tables(one)["train"]["optimizer"] == {
         "use": "sgd",
         "lr": 0.1,
         "momentum": 0.9,
         "weight_decay": 0.5,
     }
     assert "It has 2 groups of parameters that differ in weight_decay;" in one.text
-    assert "groups of parameters" not in adopted(project, parameter_groups=groups[:1]).text
+    assert "groups of parameters" not in adopt_script(project, parameter_groups=groups[:1]).text
 
 
 @pytest.mark.parametrize("name", ["pack", "pack.train"])
@@ -248,7 +258,7 @@ def test_a_module_is_read_where_python_m_finds_it(project: Path, name: str) -> N
     file = project / "pack" / ("train.py" if "." in name else "__main__.py")
     file.write_text(textwrap.dedent(SCRIPT))
     run = observed_run(project.parent / "runs", project / name, settings={"kind": "module"}, **SGD)
-    told = tables(adopt(run, project))
+    told = config_tables(adopt(run, project))
     assert told["model"] == {"use": f"pack/{file.name}:Net", "args": {"width": 2}}
     assert default_file(run, project) == project / f"{name.rpartition('.')[2]}.toml"
 
@@ -263,7 +273,7 @@ def test_a_module_is_read_where_python_m_finds_it(project: Path, name: str) -> N
         ("from .around import Net", "pack.around:Net"),
     ],
 )
-def test_what_a_module_imports_of_its_package_is_found(project: Path, line: str, use: str) -> None:
+def test_imports_from_the_package_of_a_module_are_resolved(project: Path, line: str, use: str) -> None:
     (project / "pack").mkdir()
     (project / "pack/parts.py").write_text("class Net:\n    def __init__(self, width): ...\n")
     (project / "pack/around.py").write_text("from . import parts\nclass Net(parts.Net): ...\n")
@@ -272,15 +282,15 @@ def test_what_a_module_imports_of_its_package_is_found(project: Path, line: str,
     )
     (project / "pack/train.py").write_text(textwrap.dedent(text))
     run = observed_run(project.parent / "runs", project / "pack.train", settings={"kind": "module"}, **SGD)
-    assert tables(adopt(run, project))["model"]["use"] == use
+    assert config_tables(adopt(run, project))["model"]["use"] == use
 
 
-def test_a_rate_that_moves_is_a_schedule_of_the_catalogue_or_is_left(project: Path) -> None:
+def test_a_changing_learning_rate_becomes_a_schedule_or_placeholder(project: Path) -> None:
     line = [0.1 * (1 - step / 11) for step in range(12)]
-    assert tables(adopted(project, rates=line))["train"]["schedule"]["use"] == "linear"
+    assert config_tables(adopt_script(project, rates=line))["train"]["schedule"]["use"] == "linear"
     stairs = [0.1, 0.1, 0.01, 0.01, 0.1, 0.1, 0.01, 0.01, 0.1, 0.1, 0.01, None]
-    one = adopted(project, rates=stairs)
-    assert missing(one) == ["train.schedule"]
+    one = adopt_script(project, rates=stairs)
+    assert missing_keys(one) == ["train.schedule"]
     assert "The rate went from 0.1 in step 1 to 0.01 in step 11." in one.text
 
 
@@ -296,9 +306,9 @@ def test_a_rate_that_moves_is_a_schedule_of_the_catalogue_or_is_left(project: Pa
         ("loss = (model(x) - y).abs().sum()", "?"),
     ],
 )
-def test_a_loss_is_named_where_a_configuration_has_the_same(project: Path, loss: str, use: str) -> None:
-    one = adopted(project, changed("loss = nn.functional.cross_entropy(model(x), y)", loss))
-    assert tables(one)["loss"]["use"] == use
+def test_a_loss_is_named_if_the_catalog_has_it(project: Path, loss: str, use: str) -> None:
+    one = adopt_script(project, change_script("loss = nn.functional.cross_entropy(model(x), y)", loss))
+    assert config_tables(one)["loss"]["use"] == use
     assert ("def loss(outputs, targets):" in one.text) == (use == "?")
 
 
@@ -322,61 +332,63 @@ def test_a_loss_is_named_where_a_configuration_has_the_same(project: Path, loss:
         ),
     ],
 )
-def test_what_no_configuration_can_do_is_said_in_words(
+def test_a_script_that_no_configuration_can_match_is_refused(
     project: Path, seen: dict[str, Any], words: str
 ) -> None:
     if seen.pop("script_name", None):
         run = observed_run(project, project / "bash", **{**SGD, **seen})
     else:
-        run = run_of(project, **seen)
+        run = observed_script_run(project, **seen)
     with pytest.raises(NotAdoptableError) as raised:
         adopt(run, project)
     assert words in raised.value.message and raised.value.advice and raised.value.exit_code == 2
 
 
-def test_a_run_of_a_configuration_is_one_already_and_a_script_that_is_gone_is_missed(project: Path) -> None:
+def test_adopting_a_configuration_or_a_deleted_script_fails(project: Path) -> None:
     written = WrittenRun(project / "runs")
     written.end()
     with pytest.raises(NotAdoptableError, match="a run of a configuration already"):
         default_file(written.dir, project)
-    run = run_of(project)
+    run = observed_script_run(project)
     (project / "train.py").unlink()
     with pytest.raises(ConfigError, match="cannot be read any more"):
         adopt(run, project)
 
 
-def test_the_command_writes_a_file_once_and_says_what_is_left(
+def test_the_command_writes_a_new_file_and_lists_placeholders(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project)
-    run = run_of(project, batch=None)
-    done = rankdeck_here("adopt", run.path, code=0)
+    run = observed_script_run(project, batch=None)
+    done = rankdeck_in_process("adopt", run.path, exit_code=0)
     assert done.out == "train.toml\n"
     assert "Nothing is left" in done.err
     assert "global_batch = 8" in (project / "train.toml").read_text().splitlines()
-    refused = rankdeck_here("adopt", run.path, code=2)
+    refused = rankdeck_in_process("adopt", run.path, exit_code=2)
     assert "train.toml is there already" in refused.err and "--force" in refused.err
-    again = run_of(project, changed("DataLoader(Rows(), batch_size=8", "batches(Rows()"), batch=None)
-    told = rankdeck_here("adopt", again.path, "-o", "train.toml", "--force", "--json", code=0).json
+    again = observed_script_run(
+        project, change_script("DataLoader(Rows(), batch_size=8", "batches(Rows()"), batch=None
+    )
+    told = rankdeck_in_process("adopt", again.path, "-o", "train.toml", "--force", "--json", exit_code=0).json
     assert [problem["path"] for problem in told["problems"]] == [
         "data.use",
         "train.global_batch",
     ]
-    checked = rankdeck_here("validate", "train.toml", code=2)
+    checked = rankdeck_in_process("validate", "train.toml", exit_code=2)
     assert "data.use is still to be filled in (train.toml, line" in checked.err
 
 
-def test_what_a_run_has_not_done_yet_is_not_adopted_unsaid(project: Path) -> None:
-    run = run_of(project)
+def test_adopting_a_running_run_prints_a_warning(project: Path) -> None:
+    run = observed_script_run(project)
     with (run.path / "guard.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = rankdeck_here("adopt", run.path, "-o", project / "early.toml", code=0)
+        done = rankdeck_in_process("adopt", run.path, "-o", project / "early.toml", exit_code=0)
     assert f"{run.name} is running: this is what it has done so far." in done.err
-    done = rankdeck_here("adopt", run.path, "-o", project / "late.toml", code=0)
+    done = rankdeck_in_process("adopt", run.path, "-o", project / "late.toml", exit_code=0)
     assert "is running" not in done.err
 
 
-def test_a_script_that_goes_in_circles_is_read_to_an_end(project: Path) -> None:
+def test_reading_a_script_with_circular_names_terminates(project: Path) -> None:
     circles = """
         import torch
         from torch.utils.data import DataLoader
@@ -391,4 +403,4 @@ def test_a_script_that_goes_in_circles_is_read_to_an_end(project: Path) -> None:
         if __name__ == "__main__":
             torch.manual_seed(seed := seed)
         """
-    assert "model.use" in missing(adopted(project, circles + "        # " + "x" * 9 + "\n"))
+    assert "model.use" in missing_keys(adopt_script(project, circles + "        # " + "x" * 9 + "\n"))

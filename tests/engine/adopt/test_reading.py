@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.adopting import SCRIPT, SGD, adopted, missing, tables
+from tests.helpers.adopted_configs import SCRIPT, SGD, adopt_script, config_tables, missing_keys
 
 LOSS = "loss = nn.functional.cross_entropy(model(x), y)"
 
 
-def changed(old: str, new: str) -> str:
+def change_script(old: str, new: str) -> str:
     assert old in SCRIPT
     return SCRIPT.replace(old, new)
 
@@ -29,17 +29,17 @@ def changed(old: str, new: str) -> str:
         ("torch.cuda.manual_seed(8); torch.manual_seed(9)", 9),
     ],
 )
-def test_a_seed_is_what_the_text_tells_and_never_a_guess(
+def test_a_seed_is_read_from_the_source_or_left_open(
     project: Path, seeds: str, seed: int | str | None
 ) -> None:
-    text = changed("torch.manual_seed(4)", seeds).replace(
+    text = change_script("torch.manual_seed(4)", seeds).replace(
         "    def main",
         "    import os\n    SEEDS = {'torch': 5}\n    def make_seed(): return int('6')\n\n    def main",
         1,
     )
-    one = adopted(project, text)
-    assert tables(one)["train"].get("seed") == seed
-    assert missing(one) == (["train.seed"] if seed == "?" else [])
+    one = adopt_script(project, text)
+    assert config_tables(one)["train"].get("seed") == seed
+    assert missing_keys(one) == (["train.seed"] if seed == "?" else [])
     assert ("seeds with what its text does not tell" in one.text) == (seed == "?")
 
 
@@ -67,32 +67,34 @@ def test_a_seed_is_what_the_text_tells_and_never_a_guess(
         ("loss = mse(model(x), y) + 0.1 * penalty", "?", "mean * len(targets), len(targets)"),
     ],
 )
-def test_a_loss_that_is_written_out_is_named_or_said_in_words(
+def test_a_written_out_loss_is_named_or_explained(
     project: Path, loss: str, use: str, returns: str | None
 ) -> None:
-    one = adopted(project, changed(LOSS, loss))
-    assert tables(one)["loss"]["use"] == use
+    one = adopt_script(project, change_script(LOSS, loss))
+    assert config_tables(one)["loss"]["use"] == use
     assert returns is None or f"#         return {returns}\n" in one.text
     assert ("It is a sum over the batch." in one.text) == ("sum" in loss)
     assert ("mean absolute error (L1)" in one.text) == ("abs" in loss)
 
 
-def test_a_factor_of_the_loss_is_told_and_what_accumulation_divides_by_is_not(project: Path) -> None:
-    text = changed(LOSS, "loss = 0.5 * nn.functional.mse_loss(model(x), y)")
-    one = adopted(project, text)
-    assert tables(one)["loss"]["use"] == "mse"
+def test_a_loss_factor_is_noted_unless_accumulation_divides_by_it(project: Path) -> None:
+    text = change_script(LOSS, "loss = 0.5 * nn.functional.mse_loss(model(x), y)")
+    one = adopt_script(project, text)
+    assert config_tables(one)["loss"]["use"] == "mse"
     assert "scales it, which is not taken over: 0.5 * nn.functional.mse_loss(model(x), y)" in one.text
-    halves = changed(LOSS, f"{LOSS} / 2")
-    assert "scales it" in adopted(project, halves).text
-    assert "scales it" not in adopted(project, halves, accumulate=2).text
+    halves = change_script(LOSS, f"{LOSS} / 2")
+    assert "scales it" in adopt_script(project, halves).text
+    assert "scales it" not in adopt_script(project, halves, accumulate=2).text
 
 
-def test_what_accelerate_divides_itself_is_divided(project: Path) -> None:
-    text = changed("def main():", "def main():\n        it = Accelerator(gradient_accumulation_steps=2)")
+def test_accelerate_with_accumulation_counts_as_divided(project: Path) -> None:
+    text = change_script(
+        "def main():", "def main():\n        it = Accelerator(gradient_accumulation_steps=2)"
+    )
     text = text.replace("loss.backward()", "it.backward(loss)")
-    assert "does not divide its loss" not in adopted(project, text, accumulate=2).text
+    assert "does not divide its loss" not in adopt_script(project, text, accumulate=2).text
     text = text.replace("gradient_accumulation_steps=2", "")
-    assert "does not divide its loss" in adopted(project, text, accumulate=2).text
+    assert "does not divide its loss" in adopt_script(project, text, accumulate=2).text
 
 
 CLASSES = """
@@ -146,25 +148,23 @@ def load(width, rows):
 
 
 @pytest.mark.parametrize("made", ["Config(3)", "Config(width=3)", "Config(3, 40)"])
-def test_members_fields_and_what_functions_of_other_files_return_are_followed(
-    project: Path, made: str
-) -> None:
+def test_attributes_fields_and_returned_values_are_traced(project: Path, made: str) -> None:
     (project / "parts.py").write_text(PARTS)
-    one = adopted(project, CLASSES.replace("Config(3)", made))
-    told = tables(one)
-    assert missing(one) == []
+    one = adopt_script(project, CLASSES.replace("Config(3)", made))
+    told = config_tables(one)
+    assert missing_keys(one) == []
     assert told["model"] == {"use": "parts.py:Net", "args": {"width": 3}}
     assert told["data"] == {"use": "parts.py:Rows", "args": {"count": 40}, "order": "given"}
     assert (told["loss"]["use"], told["train"]["clip_norm"]) == ("mse", 0.25)
 
 
-def test_a_field_that_is_set_again_is_unknown(project: Path) -> None:
+def test_a_reassigned_field_is_unknown(project: Path) -> None:
     (project / "parts.py").write_text(PARTS)
     text = CLASSES.replace("config = Config(3)", "config = Config(3); config.clip = best()")
-    assert missing(adopted(project, text)) == ["train.clip_norm"]
+    assert missing_keys(adopt_script(project, text)) == ["train.clip_norm"]
 
 
-def test_a_parameter_is_what_the_importing_file_passes(project: Path) -> None:
+def test_a_parameter_has_the_value_that_the_importing_file_passes(project: Path) -> None:
     (project / "parts.py").write_text(
         "import torch\nclass Net: ...\ndef fix(seed): torch.manual_seed(seed)\n"
         "def train_one(net, x, y, criterion):\n    criterion(net(x), y).backward()\n"
@@ -182,16 +182,16 @@ def test_a_parameter_is_what_the_importing_file_passes(project: Path) -> None:
             for x, y in DataLoader(rows, batch_size=8):
                 train_one(net, x, y, nn.CrossEntropyLoss())
         """
-    told = tables(adopted(project, text))
+    told = config_tables(adopt_script(project, text))
     assert (told["loss"]["use"], told["train"]["seed"]) == ("cross_entropy", 17)
 
 
-def test_an_object_as_an_argument_is_a_function_to_write(project: Path) -> None:
-    text = changed("Net(width=2)", "Net(Sizes())").replace(
+def test_a_model_with_an_object_argument_gets_a_factory_to_write(project: Path) -> None:
+    text = change_script("Net(width=2)", "Net(Sizes())").replace(
         "    def main", "    class Sizes: ...\n\n    def main", 1
     )
-    one = adopted(project, text)
-    assert missing(one) == ["model.use"] and "#         return Net(Sizes())\n" in one.text
+    one = adopt_script(project, text)
+    assert missing_keys(one) == ["model.use"] and "#         return Net(Sizes())\n" in one.text
 
 
 @pytest.mark.parametrize(
@@ -202,10 +202,12 @@ def test_an_object_as_an_argument_is_a_function_to_write(project: Path) -> None:
         ("DataLoader(Rows(), batch_size=8, sampler=RandomSampler(Rows()))", "shuffled"),
     ],
 )
-def test_an_order_that_the_text_does_not_tell_is_left(project: Path, made: str, order: str) -> None:
-    one = adopted(project, changed("DataLoader(Rows(), batch_size=8, shuffle=True)", made), num_samples=60)
-    assert tables(one)["data"]["order"] == order
-    assert ("last" in tables(one)["data"]) == (order != "?")
+def test_an_unknown_sample_order_becomes_a_placeholder(project: Path, made: str, order: str) -> None:
+    one = adopt_script(
+        project, change_script("DataLoader(Rows(), batch_size=8, shuffle=True)", made), num_samples=60
+    )
+    assert config_tables(one)["data"]["order"] == order
+    assert ("last" in config_tables(one)["data"]) == (order != "?")
 
 
 @pytest.mark.parametrize(
@@ -217,23 +219,23 @@ def test_an_order_that_the_text_does_not_tell_is_left(project: Path, made: str, 
         ("DataLoader(Rows(), 7)", 7, {"order": "given", "last": "keep"}),
     ],
 )
-def test_the_loaders_arguments_are_read_by_name_and_by_place(
+def test_loader_arguments_are_read_by_name_and_position(
     project: Path, made: str, batch: int, data: dict[str, Any]
 ) -> None:
-    text = changed("DataLoader(Rows(), batch_size=8, shuffle=True)", made)
-    one = adopted(project, text, batch=None, num_samples=60)
-    told = tables(one)
-    assert told["train"]["global_batch"] == batch and missing(one) == []
+    text = change_script("DataLoader(Rows(), batch_size=8, shuffle=True)", made)
+    one = adopt_script(project, text, batch=None, num_samples=60)
+    told = config_tables(one)
+    assert told["train"]["global_batch"] == batch and missing_keys(one) == []
     assert {key: value for key, value in told["data"].items() if key != "use"} == data
 
 
-def test_the_training_loader_is_told_by_its_own_name_where_data_have_none(project: Path) -> None:
+def test_the_training_loader_is_recognized_by_its_name(project: Path) -> None:
     loaders = (
         "test_loader = DataLoader(Rows(2), batch_size=4); train_loader = DataLoader(Rows(3), batch_size=6)"
     )
-    text = changed("torch.manual_seed(4)", f"torch.manual_seed(4); {loaders}")
+    text = change_script("torch.manual_seed(4)", f"torch.manual_seed(4); {loaders}")
     text = text.replace("in DataLoader(Rows(), batch_size=8, shuffle=True)", "in train_loader")
-    told = tables(adopted(project, text, batch=None))
+    told = config_tables(adopt_script(project, text, batch=None))
     assert told["data"]["args"] == {"count": 3} and told["train"]["global_batch"] == 6
 
 
@@ -249,28 +251,28 @@ def test_the_training_loader_is_told_by_its_own_name_where_data_have_none(projec
         ("TrainingArguments('out')", 1.0),
     ],
 )
-def test_clipping_is_taken_from_calls_and_from_options_of_trainers(
+def test_clip_norm_is_read_from_calls_and_trainer_options(
     project: Path, more: str, clip: float | str | None
 ) -> None:
-    text = changed("optimizer.step()", f"{more}; optimizer.step()")
-    assert tables(adopted(project, text))["train"].get("clip_norm") == clip
+    text = change_script("optimizer.step()", f"{more}; optimizer.step()")
+    assert config_tables(adopt_script(project, text))["train"].get("clip_norm") == clip
 
 
-def test_what_moves_the_rate_is_named(project: Path) -> None:
+def test_learning_rate_schedulers_are_listed(project: Path) -> None:
     made = "torch.optim.lr_scheduler.StepLR(optimizer, 30)"
-    text = changed("loss.backward()", f"sched = {made}; loss.backward(); sched.step()")
-    still = adopted(project, text).text
+    text = change_script("loss.backward()", f"sched = {made}; loss.backward(); sched.step()")
+    still = adopt_script(project, text).text
     assert "The rate was the same in all steps that were seen, but the script may move it:" in still
     assert still.count("lr_scheduler") == 1 and f"train.py, line 20: {made}" in still
-    moved = adopted(project, text, rates=[0.1] * 6 + [0.01] * 6)
-    assert missing(moved) == ["train.schedule"] and f"train.py, line 20: {made}" in moved.text
+    moved = adopt_script(project, text, rates=[0.1] * 6 + [0.01] * 6)
+    assert missing_keys(moved) == ["train.schedule"] and f"train.py, line 20: {made}" in moved.text
 
 
-def test_what_a_scheduler_keeps_in_a_group_is_no_option_of_the_optimizer(project: Path) -> None:
+def test_scheduler_entries_of_a_group_are_no_optimizer_options(project: Path) -> None:
     group = {"lr": 0.1, "betas": [0.9, 0.999], "initial_lr": 0.004, "max_lr": 0.1, "min_lr": 4e-7}
     group |= {"max_momentum": 0.95, "base_momentum": 0.85}
-    one = adopted(project, optimizer="torch.optim.adamw:AdamW", parameter_groups=[group])
-    assert tables(one)["train"]["optimizer"] == {"use": "adamw", "lr": 0.1, "weight_decay": 0.0}
+    one = adopt_script(project, optimizer="torch.optim.adamw:AdamW", parameter_groups=[group])
+    assert config_tables(one)["train"]["optimizer"] == {"use": "adamw", "lr": 0.1, "weight_decay": 0.0}
     assert "Its scheduler moves the momentum" in one.text
 
 
@@ -292,30 +294,32 @@ def test_what_a_scheduler_keeps_in_a_group_is_no_option_of_the_optimizer(project
         ("torch.manual_seed(4)", "schema = [Rows.values()]; torch.manual_seed(4)", ""),
     ],
 )
-def test_what_a_configuration_does_not_take_over_is_said(
+def test_features_without_a_configuration_option_are_listed(
     project: Path, old: str, new: str, words: str
 ) -> None:
-    text = " ".join(adopted(project, changed(old, new)).text.replace("\n#", "").split())
+    text = " ".join(adopt_script(project, change_script(old, new)).text.replace("\n#", "").split())
     assert words in text
     assert ("a configuration does not take over" in text) == bool(words)
 
 
-def test_options_of_argparse_that_the_text_sets_again_are_unknown(project: Path) -> None:
+def test_reassigned_argparse_options_are_unknown(project: Path) -> None:
     parser = "parser = argparse.ArgumentParser(); parser.add_argument('--width', type=int, default=2)"
-    text = changed("model = Net(width=2)", f"{parser}; args = parser.parse_args(); model = Net(args.width)")
-    assert tables(adopted(project, text))["model"]["args"] == {"width": 2}
+    text = change_script(
+        "model = Net(width=2)", f"{parser}; args = parser.parse_args(); model = Net(args.width)"
+    )
+    assert config_tables(adopt_script(project, text))["model"]["args"] == {"width": 2}
     again = text.replace("; model = Net", "; args.width = 3; model = Net")
     seen: dict[str, Any] = {"model": SGD["model"]}
-    assert missing(adopted(project, again, **seen)) == ["model.args.width"]
+    assert missing_keys(adopt_script(project, again, **seen)) == ["model.args.width"]
 
 
 @pytest.mark.parametrize("wraps", ["fully_shard(net)", "net = DDP(net)", "net.share_memory()"])
-def test_a_function_that_wraps_the_model_too_is_not_named(project: Path, wraps: str) -> None:
+def test_a_factory_that_also_wraps_the_model_is_not_named(project: Path, wraps: str) -> None:
     build = f"def build():\n        net = Net(2)\n        {wraps}\n        return net\n"
-    text = changed("Net(width=2)", "build()").replace("    def main", f"    {build}\n    def main", 1)
-    one = adopted(project, text, ranks=2, wrapper="fully_shard")
+    text = change_script("Net(width=2)", "build()").replace("    def main", f"    {build}\n    def main", 1)
+    one = adopt_script(project, text, ranks=2, wrapper="fully_shard")
     is_wrapped = wraps != "net.share_memory()"
-    assert missing(one) == (["model.use"] if is_wrapped else [])
+    assert missing_keys(one) == (["model.use"] if is_wrapped else [])
     assert ("Here the strategy does that" in one.text) == is_wrapped
 
 
@@ -333,16 +337,16 @@ HUGGING_FACE = """
 """
 
 
-def test_a_trainer_has_data_clipping_and_the_models_own_loss(project: Path) -> None:
+def test_data_clip_norm_and_loss_are_read_from_a_trainer(project: Path) -> None:
     (project / "texts.py").write_text("class Texts:\n    def __init__(self, rows): ...\n")
-    one = adopted(project, HUGGING_FACE)
-    told = tables(one)
-    assert missing(one) == ["model.use"]
+    one = adopt_script(project, HUGGING_FACE)
+    told = config_tables(one)
+    assert missing_keys(one) == ["model.use"]
     assert "#         return GPT2LMHeadModel(GPT2Config(n_layer=1))\n" in one.text
     assert told["data"] == {"use": "texts.py:Texts", "args": {"rows": 64}, "order": "shuffled"}
     assert (told["loss"]["use"], told["train"]["clip_norm"], told["train"]["seed"]) == ("model", 0.5, 3)
-    assert "does not divide its loss" not in adopted(project, HUGGING_FACE, accumulate=2).text
+    assert "does not divide its loss" not in adopt_script(project, HUGGING_FACE, accumulate=2).text
     own = HUGGING_FACE.replace(
         "    main()\n", "    class Mine(Trainer):\n        def compute_loss(self): ...\n"
     )
-    assert tables(adopted(project, own))["loss"]["use"] == "?"
+    assert config_tables(adopt_script(project, own))["loss"]["use"] == "?"

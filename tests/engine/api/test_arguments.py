@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
 
 
-def refused(error: RankdeckError) -> str:
+def error_text(error: RankdeckError) -> str:
     """All that a traceback shows of it."""
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
@@ -52,12 +52,12 @@ def refused(error: RankdeckError) -> str:
         ("train.py", (), {"env": {"A=B": "x"}}, "'A=B' is no name."),
     ],
 )
-def test_what_run_cannot_take_is_refused_by_the_arguments_name(
+def test_wrong_arguments_of_run_are_refused_by_name(
     script: Any, args: tuple[Any, ...], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(RankdeckError) as raised:
         rankdeck.run(script, *args, progress=False, **options)
-    told = refused(raised.value)
+    told = error_text(raised.value)
     assert words in told and not told.endswith("\n")
     assert "--" not in told.replace('"--lr"', "").replace("'--lr'", "") and "rankdeck run" not in told
 
@@ -70,7 +70,7 @@ def test_what_run_cannot_take_is_refused_by_the_arguments_name(
         (["digits-mlp"], {}, "config = ['digits-mlp'] is no configuration."),
         ({"train": {"steps": datetime.date(2020, 1, 1)}}, {}, "train.steps = datetime.date(2020, 1, 1) is"),
         ({"train": 3}, {}, "train must be a table."),
-        ({"model": {"use": refused}}, {}, 'name it there, as in "mine.py:refused"'),
+        ({"model": {"use": error_text}}, {}, 'name it there, as in "mine.py:error_text"'),
         ({"model": {"use": lambda: None}}, {}, "is an object of this process, and ranks are processes"),
         (
             {"data": {"use": object()}},
@@ -85,37 +85,37 @@ def test_what_run_cannot_take_is_refused_by_the_arguments_name(
         ("digits-mlp", {"strategy": 3}, "strategy = 3 is no text."),
     ],
 )
-def test_what_train_cannot_take_is_refused_by_the_arguments_name(
+def test_wrong_arguments_of_train_are_refused_by_name(
     config: Any, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(RankdeckError) as raised:
         rankdeck.train(config, progress=False, **options)
-    told = refused(raised.value)
+    told = error_text(raised.value)
     assert words in told and "--" not in told and "(line" not in told
 
 
-def test_words_of_a_script_are_texts_numbers_and_paths() -> None:
-    words = arguments.script_words(Path("a.py"), ["--lr", 0.1, 3, True, Path("b"), np.float32(0.5)])
+def test_script_arguments_are_text_numbers_or_paths() -> None:
+    words = arguments.script_command(Path("a.py"), ["--lr", 0.1, 3, True, Path("b"), np.float32(0.5)])
     assert words == ["a.py", "--lr", "0.1", "3", "True", "b", "0.5"]
-    assert arguments.environment({"A": 1, "B": "x y"}) == ["A=1", "B=x y"]
-    assert arguments.environment(None) == []
+    assert arguments.environment_pairs({"A": 1, "B": "x y"}) == ["A=1", "B=x y"]
+    assert arguments.environment_pairs(None) == []
 
 
-def test_overrides_are_tables_or_words() -> None:
+def test_overrides_are_mappings_or_strings() -> None:
     given = {"train.steps": np.int64(5), "model.args.hidden": np.array([1, 2]), "data.args.path": Path("x")}
-    assert arguments.override_words(given) == [
+    assert arguments.override_arguments(given) == [
         "train.steps=5",
         "model.args.hidden=[1, 2]",
         'data.args.path="x"',
     ]
-    assert arguments.override_words(["train.steps=5"]) == ["train.steps=5"]
-    assert arguments.override_words(None) == []
-    assert arguments.as_tables({"model": None, "train": {"steps": 1, "seed": None}}) == {
+    assert arguments.override_arguments(["train.steps=5"]) == ["train.steps=5"]
+    assert arguments.override_arguments(None) == []
+    assert arguments.to_toml_tables({"model": None, "train": {"steps": 1, "seed": None}}) == {
         "train": {"steps": 1}
     }
 
 
-def test_what_was_passed_over_on_the_way_to_an_interpreter_is_said(
+def test_skipped_interpreters_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "gone"))

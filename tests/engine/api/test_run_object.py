@@ -22,22 +22,22 @@ from tests.helpers.written_run import MIB, WrittenRun, device_infos
 @pytest.fixture
 def written(tmp_path: Path) -> WrittenRun:
     run = WrittenRun(tmp_path / "rankdeck-runs")
-    run.begin(2, device_infos(2), steps=6)
+    run.start(2, device_infos(2), steps=6)
     return run
 
 
-def steps_of(run: WrittenRun, first: int, losses: list[float | None], attempt: int = 0) -> None:
+def write_steps(run: WrittenRun, first: int, losses: list[float | None], attempt: int = 0) -> None:
     for rank in range(2):
         run.writer(f"rank-{rank}", attempt).write(events.Restored(rank=rank, step=first - 1))
-        run.steps(rank, first, losses, attempt=attempt)
+        run.write_steps(rank, first, losses, attempt=attempt)
 
 
-def test_columns_grow_with_the_run_and_what_is_not_known_is_nan(written: WrittenRun) -> None:
+def test_arrays_grow_with_the_run_and_unknown_values_are_nan(written: WrittenRun) -> None:
     run = rankdeck.open_run(written.path)
     assert run.is_running and len(run.steps) == len(run.loss) == 0
     assert run.memory.shape == (0, 2)
-    steps_of(written, 1, [2.0, None, 1.0])
-    written.memory(1, 2, {1: {"parameters": MIB}})
+    write_steps(written, 1, [2.0, None, 1.0])
+    written.write_memory(1, 2, {1: {"parameters": MIB}})
     assert run.steps.tolist() == [1, 2, 3]
     np.testing.assert_array_equal(run.loss, [2.0, np.nan, 1.0])
     np.testing.assert_array_equal(run.lr, [1e-3] * 3)
@@ -48,13 +48,13 @@ def test_columns_grow_with_the_run_and_what_is_not_known_is_nan(written: Written
     assert run.wait().outcome == "completed" and run.check() is run
 
 
-def test_steps_that_were_trained_again_replace_the_older_ones(written: WrittenRun) -> None:
-    steps_of(written, 1, [4.0, 3.0, 2.0])
+def test_retrained_steps_replace_older_ones(written: WrittenRun) -> None:
+    write_steps(written, 1, [4.0, 3.0, 2.0])
     for step in (1, 2, 3):
-        written.memory(0, step, {0: {"parameters": step * MIB}})
+        written.write_memory(0, step, {0: {"parameters": step * MIB}})
         written.writer("rank-0").write(events.Evaluation(step=step, loss=float(step), samples=1, seconds=0.1))
-    written.begin(2, device_infos(2), steps=6, attempt=1)
-    steps_of(written, 3, [1.0], attempt=1)
+    written.start(2, device_infos(2), steps=6, attempt=1)
+    write_steps(written, 3, [1.0], attempt=1)
     written.end()
     run = rankdeck.open_run(written.path)
     assert run.loss.tolist() == [4.0, 3.0, 1.0]
@@ -63,7 +63,7 @@ def test_steps_that_were_trained_again_replace_the_older_ones(written: WrittenRu
     assert (held_out.steps.tolist(), held_out.values.tolist()) == ([1, 2], [1.0, 2.0])
 
 
-def test_what_a_script_logged_is_there_to_the_last_bit(tmp_path: Path) -> None:
+def test_logged_values_are_read_exactly(tmp_path: Path) -> None:
     value = 0.1 + 0.2
     logged = [
         events.Metrics(
@@ -86,8 +86,8 @@ def test_what_a_script_logged_is_there_to_the_last_bit(tmp_path: Path) -> None:
     assert "where the script itself saves them" in str(raised.value.advice)
 
 
-def test_a_run_in_a_notebook_is_a_table_whose_words_are_escaped(written: WrittenRun) -> None:
-    steps_of(written, 1, [2.0, 1.0])
+def test_the_html_of_a_run_is_escaped(written: WrittenRun) -> None:
+    write_steps(written, 1, [2.0, 1.0])
     bad = Problem("odd", "<script>alert(1)</script> & more", severity="warning")
     written.writer("supervisor").write(events.ProblemRaised(problem=bad))
     written.end()
@@ -97,14 +97,14 @@ def test_a_run_in_a_notebook_is_a_table_whose_words_are_escaped(written: Written
     assert not re.search(r"(?:color|background)\s*:", shown), "a colour reads in one theme only"
 
 
-def test_a_loss_that_is_not_the_last_steps_is_shown_with_its_step(tmp_path: Path) -> None:
+def test_a_loss_of_an_earlier_step_is_shown_with_its_step(tmp_path: Path) -> None:
     losses = [2.0, None, 1.0, None]
     run = rankdeck.open_run(observed_run(tmp_path, tmp_path / "train.py", num_steps=4, losses=losses).path)
     assert repr(run).endswith(", 4 steps, loss 1.0000 at step 3>")
     assert "2.0000 to 1.0000 at step 3" in run._repr_html_()
 
 
-def test_a_run_of_many_events_is_read_to_its_end(tmp_path: Path) -> None:
+def test_large_event_files_are_read_completely(tmp_path: Path) -> None:
     count = 150_000  # six of them are more than one reading takes
     many = events.Metrics(
         rank=0,
@@ -119,8 +119,8 @@ def test_a_run_of_many_events_is_read_to_its_end(tmp_path: Path) -> None:
     assert len(run.metrics["one"].values) == 6 * count and len(run.steps) == 12
 
 
-def test_a_curve_lies_within_its_frame(written: WrittenRun) -> None:
-    steps_of(written, 1, [float(step % 7) for step in range(300)])
+def test_the_loss_curve_stays_within_its_frame(written: WrittenRun) -> None:
+    write_steps(written, 1, [float(step % 7) for step in range(300)])
     shown = rankdeck.open_run(written.path)._repr_html_()
     width, height = (float(re.search(f"{name}='(\\d+)'", shown)[1]) for name in ("width", "height"))  # type: ignore[index]
     points = [tuple(map(float, pair.split(","))) for pair in re.search("points='(.+?)'", shown)[1].split()]  # type: ignore[index]
@@ -128,13 +128,13 @@ def test_a_curve_lies_within_its_frame(written: WrittenRun) -> None:
     assert [x for x, _ in points] == sorted(x for x, _ in points)
 
 
-def test_a_loss_that_ends_as_no_number_leaves_the_table_without_it(written: WrittenRun) -> None:
-    steps_of(written, 1, [2.0, None])
+def test_a_final_nan_loss_is_left_out_of_the_table(written: WrittenRun) -> None:
+    write_steps(written, 1, [2.0, None])
     assert "<th style='text-align:left'>loss</th>" not in rankdeck.open_run(written.path)._repr_html_()
 
 
-def test_a_failed_run_is_raised_by_check_alone(written: WrittenRun) -> None:
-    steps_of(written, 1, [2.0])
+def test_only_check_raises_for_a_failed_run(written: WrittenRun) -> None:
+    write_steps(written, 1, [2.0])
     written.writer("supervisor").write(events.ProblemRaised(problem=Problem("killed", "rank 1 was killed.")))
     written.end("failed", 1)
     run = rankdeck.open_run(written.path)
@@ -143,7 +143,7 @@ def test_a_failed_run_is_raised_by_check_alone(written: WrittenRun) -> None:
         run.check()
 
 
-def test_waiting_ends_with_the_time_given_and_leaves_the_run_alone(written: WrittenRun) -> None:
+def test_wait_times_out_and_leaves_the_run_running(written: WrittenRun) -> None:
     run = rankdeck.open_run(written.path)
     began_s = time.monotonic()
     with pytest.raises(RankdeckError, match=r"has not ended within 0\.1 s"):
@@ -152,9 +152,7 @@ def test_waiting_ends_with_the_time_given_and_leaves_the_run_alone(written: Writ
     written.end()
 
 
-def test_progress_in_a_notebook_is_one_output_that_is_replaced(
-    written: WrittenRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notebook_progress_updates_one_output(written: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
 
     class Handle:
@@ -172,7 +170,7 @@ def test_progress_in_a_notebook_is_one_output_that_is_replaced(
     ipython.display.HTML, ipython.display.display = str, display
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
-    steps_of(written, 1, [2.0, 1.5, 1.0])
+    write_steps(written, 1, [2.0, 1.5, 1.0])
     written.end()
     rankdeck.open_run(written.path).wait(progress=True)
     assert "starting" in drawn[0]
@@ -183,7 +181,7 @@ def test_progress_in_a_notebook_is_one_output_that_is_replaced(
     assert drawn == []
 
 
-def test_logs_are_those_of_the_newest_attempt_and_names_that_nobody_has_are_told(written: WrittenRun) -> None:
+def test_logs_come_from_the_newest_attempt(written: WrittenRun) -> None:
     for name, words in {"rank-1.0.out": "old", "rank-1.1.out": "new\n", "rank-1.1.err": "oops"}.items():
         (written.dir.logs_folder / name).write_text(words)
     written.end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdeck.base.allocations import Allocation, allocation_of
+from rankdeck.base.allocations import Allocation, parse_allocation
 from tests.helpers.hungry import CUDA_WORDS
 
 MIB, GIB = 2**20, 2**30
@@ -67,5 +67,5 @@ def size(value: float, unit: int) -> int:
     ],
     ids=["2.4 and later", "2.1", "graphs", "2.0", "cpu", "rocm", "nothing", "other words"],
 )  # fmt: skip
-def test_what_torch_says_is_read_in_the_words_of_its_versions(words: str, expected: Allocation) -> None:
-    assert allocation_of(words) == expected
+def test_out_of_memory_messages_of_all_torch_versions_are_parsed(words: str, expected: Allocation) -> None:
+    assert parse_allocation(words) == expected

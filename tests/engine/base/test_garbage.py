@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankdeck.base.garbage import collector_paused, kept_for_good
+from rankdeck.base.garbage import freeze_new_objects, pause_gc
 
 
 @pytest.fixture(autouse=True)
@@ -18,17 +18,17 @@ def _thawed() -> Iterator[None]:
     gc.freeze()
 
 
-def test_what_is_made_inside_is_not_gone_over_later() -> None:
+def test_new_objects_are_frozen() -> None:
     before = gc.get_freeze_count()
-    with kept_for_good():
+    with freeze_new_objects():
         assert not gc.isenabled()
         made = [[number] for number in range(10_000)]
     assert gc.isenabled() and gc.get_freeze_count() - before >= len(made)
     assert not any(thing is made for thing in gc.get_objects())
 
 
-@pytest.mark.parametrize("context", [collector_paused, kept_for_good])
-def test_a_collector_that_was_off_stays_off_and_an_error_leaves_it_as_it_was(context: type) -> None:
+@pytest.mark.parametrize("context", [pause_gc, freeze_new_objects])
+def test_the_state_of_the_collector_is_restored(context: type) -> None:
     gc.disable()
     with context():
         pass

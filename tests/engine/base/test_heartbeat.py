@@ -28,15 +28,15 @@ def reader(page: HeartbeatPage) -> HeartbeatReader:
     return page.readers[1]
 
 
-def test_a_last_beat_says_what_the_rank_could_not_write(page: HeartbeatPage, reader: HeartbeatReader) -> None:
+def test_the_last_beat_tells_how_many_lines_were_lost(page: HeartbeatPage, reader: HeartbeatReader) -> None:
     writer = HeartbeatWriter(page.path, 1)
     for num_lost, error_number in ((1, errno.EIO), (10**7, errno.EDQUOT)):
-        writer.beat(9, heartbeat.finished(num_lost, error_number))
+        writer.beat(9, heartbeat.finished_phase(num_lost, error_number))
         beat = reader.read()
         assert beat is not None and beat.phase.startswith(heartbeat.FINISHED)
-        assert heartbeat.lost_lines(beat.phase) == (min(num_lost, 99_999), os.strerror(error_number))
-    assert heartbeat.finished(0, 0) == heartbeat.FINISHED
-    assert heartbeat.lost_lines(heartbeat.FINISHED) is None
+        assert heartbeat.parse_lost_lines(beat.phase) == (min(num_lost, 99_999), os.strerror(error_number))
+    assert heartbeat.finished_phase(0, 0) == heartbeat.FINISHED
+    assert heartbeat.parse_lost_lines(heartbeat.FINISHED) is None
 
 
 def test_the_newest_beat_is_read(page: HeartbeatPage, reader: HeartbeatReader) -> None:
@@ -52,7 +52,7 @@ def test_the_newest_beat_is_read(page: HeartbeatPage, reader: HeartbeatReader) -
     assert reader.read() == beat
 
 
-def test_a_rank_never_waits_for_who_does_not_read(page: HeartbeatPage, reader: HeartbeatReader) -> None:
+def test_a_rank_never_waits_for_its_reader(page: HeartbeatPage, reader: HeartbeatReader) -> None:
     writer = HeartbeatWriter(page.path, 1)
     began = time.process_time()
     for step in range(100_000):
@@ -65,7 +65,7 @@ def test_a_rank_never_waits_for_who_does_not_read(page: HeartbeatPage, reader: H
     writer.close()
 
 
-def test_a_reader_that_is_gone_is_no_error() -> None:
+def test_beating_without_a_reader_is_no_error() -> None:
     page = HeartbeatPage(2)
     writer = HeartbeatWriter(page.path, 1)
     page.close()
@@ -74,7 +74,7 @@ def test_a_reader_that_is_gone_is_no_error() -> None:
     HeartbeatWriter("/nowhere/at/all", 0).beat(1, "step")
 
 
-def test_a_rank_that_is_killed_leaves_whole_beats(page: HeartbeatPage, reader: HeartbeatReader) -> None:
+def test_a_killed_rank_leaves_complete_beats(page: HeartbeatPage, reader: HeartbeatReader) -> None:
     child = os.fork()
     if child == 0:
         writer = HeartbeatWriter(page.path, 1)
@@ -88,9 +88,7 @@ def test_a_rank_that_is_killed_leaves_whole_beats(page: HeartbeatPage, reader: H
     assert isinstance(reader.read(), Beat) and reader.last is not None and reader.last.phase == "forever"
 
 
-def test_a_beat_that_is_half_written_leaves_the_one_before(
-    page: HeartbeatPage, reader: HeartbeatReader
-) -> None:
+def test_a_half_written_beat_leaves_the_one_before(page: HeartbeatPage, reader: HeartbeatReader) -> None:
     writer = HeartbeatWriter(page.path, 1)
     for step in (1, 2, 3):
         writer.beat(step, "step")
@@ -107,7 +105,7 @@ def test_long_phases_are_cut_between_characters(page: HeartbeatPage, reader: Hea
     writer.close()
 
 
-def test_the_longest_gap_is_of_the_same_phase(
+def test_the_longest_gap_belongs_to_the_same_phase(
     page: HeartbeatPage, reader: HeartbeatReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -131,7 +129,7 @@ def test_the_longest_gap_is_of_the_same_phase(
     writer.close()
 
 
-def test_ranks_have_slots_of_their_own_and_none_beyond_the_page(page: HeartbeatPage) -> None:
+def test_each_rank_has_a_slot_within_the_page(page: HeartbeatPage) -> None:
     for rank in (0, 1, 2):
         HeartbeatWriter(page.path, rank).beat(10 + rank, "step")
     assert [reader.read() and reader.last and reader.last.step for reader in page.readers] == [10, 11]

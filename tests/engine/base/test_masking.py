@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rankdeck.base.masking import MASK, harmless, mask_arguments, mask_table, mask_text, names_secret
+from rankdeck.base.masking import (
+    MASK,
+    is_secret_name,
+    mask_arguments,
+    mask_table,
+    mask_text,
+    replace_control_characters,
+)
 
 HF = "hf_" + "a1B2" * 8
 
@@ -28,8 +35,8 @@ HF = "hf_" + "a1B2" * 8
         "github-pat",
     ],
 )
-def test_names_of_secrets(name: str) -> None:
-    assert names_secret(name)
+def test_names_of_secrets_are_recognized(name: str) -> None:
+    assert is_secret_name(name)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +58,8 @@ def test_names_of_secrets(name: str) -> None:
         "num_heads",
     ],
 )
-def test_names_of_what_is_no_secret(name: str) -> None:
-    assert not names_secret(name)
+def test_other_names_are_no_secrets(name: str) -> None:
+    assert not is_secret_name(name)
 
 
 def test_arguments_are_masked_by_name_and_by_shape() -> None:
@@ -69,7 +76,7 @@ def test_arguments_are_masked_by_name_and_by_shape() -> None:
 @pytest.mark.parametrize(
     "text", ["Basic GPT, key 3", "sk-learn-baseline", "revision " + "0a" * 20, "a: b = c"]
 )
-def test_what_a_person_calls_a_run_stays(text: str) -> None:
+def test_run_names_are_not_masked(text: str) -> None:
     assert mask_text(text) == text
 
 
@@ -80,7 +87,7 @@ def test_a_secret_within_a_text_is_masked(text: str) -> None:
     assert "S" not in mask_text(text) and MASK in mask_text(text)
 
 
-def test_an_address_keeps_its_host() -> None:
+def test_a_masked_url_keeps_its_host() -> None:
     assert mask_text("postgres://me:pass@host/db") == f"postgres://{MASK}@host/db"
 
 
@@ -99,5 +106,5 @@ def test_tables_are_masked_and_masking_twice_changes_nothing() -> None:
     assert mask_table(masked) == masked
 
 
-def test_signs_that_turn_a_line_around_or_act_on_a_terminal_are_replaced() -> None:
-    assert harmless("a\u202eb\x1b[31mc\n\td") == "a?b?[31mc\n\td"
+def test_control_characters_are_replaced() -> None:
+    assert replace_control_characters("a\u202eb\x1b[31mc\n\td") == "a?b?[31mc\n\td"

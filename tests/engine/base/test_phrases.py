@@ -10,17 +10,17 @@ import msgspec
 import pytest
 
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.phrases import Phrase, counted, listed, marked, phrase
+from rankdeck.base.phrases import Phrase, join_phrases, phrase, plural_phrase, tr_noop
 
 
-def test_a_phrase_is_the_same_in_another_process() -> None:
+def test_a_phrase_survives_pickling_and_copying() -> None:
     said = phrase("{who} broke: {why}", who="Rank 1", why=phrase("it is {what}", what="gone"))
     for other in (pickle.loads(pickle.dumps(said)), copy.deepcopy(said)):
         assert other == "Rank 1 broke: it is gone" and other.template == said.template
         assert isinstance(inner := other.arguments["why"], Phrase) and inner.template == "it is {what}"
 
 
-def test_an_error_brings_its_phrases_into_another_process() -> None:
+def test_a_pickled_error_keeps_its_phrases() -> None:
     error = ConfigError(phrase("{name} is wrong.", name="a"), advice=phrase("Use {b}.", b=2))
     other = pickle.loads(pickle.dumps(error))
     assert other.problems == error.problems and other.message.template == "{name} is wrong."
@@ -28,22 +28,22 @@ def test_an_error_brings_its_phrases_into_another_process() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, 10**400])
-def test_numbers_that_json_does_not_have_can_be_read_again(value: float) -> None:
+def test_non_finite_arguments_survive_json(value: float) -> None:
     told = Problem("x", phrase("train.clip_norm = {value}", value=value))
     assert msgspec.json.decode(msgspec.json.encode(told), type=Problem) == told
     assert told.message == f"train.clip_norm = {value}"
 
 
-def test_a_list_keeps_the_phrases_in_it() -> None:
+def test_joined_phrases_stay_phrases() -> None:
     parts = [phrase("{name} failed", name=name) for name in ("a", "b", "c")]
-    said = listed(parts, marked("{before}; {one}"))
+    said = join_phrases(parts, tr_noop("{before}; {one}"))
     assert said == "a failed; b failed; c failed"
     told = Problem("x", phrase("It is so: {parts}.", parts=said))
     assert told.templates["message.parts.before.one"] == "{name} failed"
-    assert (listed(["a", "b"]), listed(["a"]), listed([])) == ("a, b", "a", "")
+    assert (join_phrases(["a", "b"]), join_phrases(["a"]), join_phrases([])) == ("a, b", "a", "")
 
 
-def test_one_of_something_is_said_in_the_singular() -> None:
-    said = [counted("{who} has 1 file.", "{who} has {n} files.", n, who="He") for n in (0, 1, 2)]
+def test_a_count_of_one_uses_the_singular() -> None:
+    said = [plural_phrase("{who} has 1 file.", "{who} has {n} files.", n, who="He") for n in (0, 1, 2)]
     assert said == ["He has 0 files.", "He has 1 file.", "He has 2 files."]
     assert said[1].template == "{who} has 1 file." and said[2].arguments == {"n": 2, "who": "He"}

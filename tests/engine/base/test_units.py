@@ -28,12 +28,12 @@ from rankdeck.base.units import (
         ("2kib", 2048),
     ],
 )
-def test_sizes_are_read_in_binary_and_decimal_units(text: str | int, num_bytes: int) -> None:
+def test_sizes_are_parsed_in_binary_and_decimal_units(text: str | int, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "lots", "5 parsecs", "-1GiB", "1,5GiB"])
-def test_a_size_that_is_none_is_refused_with_the_forms(text: str) -> None:
+def test_an_invalid_size_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="24GiB"):
         parse_bytes(text)
 
@@ -59,11 +59,11 @@ def test_bytes_are_printed_in_binary_units(num_bytes: float, text: str) -> None:
         (2 * 86400 + 11400, "2 d 03:10"),
     ],
 )
-def test_durations_grow_with_what_they_say(seconds: float, text: str) -> None:
+def test_long_durations_are_formatted_as_a_clock(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-def test_a_duration_that_is_compared_keeps_its_tenths_for_longer() -> None:
+def test_a_duration_keeps_its_tenths_up_to_the_given_limit() -> None:
     told = [format_duration(seconds, clock_from_s=100) for seconds in (41.26, 99.94, 99.96)]
     assert told == ["41.3 s", "99.9 s", "1:40"]
 
@@ -80,9 +80,9 @@ def test_counts_are_grouped() -> None:
     "rate, text",
     [(0.01234, "0.0123"), (1.0, "1"), (9.96, "10.0"), (45.67, "45.7"), (99.6, "100"), (12300, "12\u2009300")],
 )
-def test_a_rate_keeps_three_figures_and_never_an_exponent(rate: float, text: str) -> None:
+def test_a_rate_has_three_digits_and_no_exponent(rate: float, text: str) -> None:
     assert format_rate(rate) == text
 
 
-def test_a_loss_that_is_none_says_so() -> None:
+def test_a_non_finite_loss_is_formatted_as_text() -> None:
     assert [format_loss(loss) for loss in (0.01234, math.nan, -math.inf)] == ["0.0123", *2 * ["not finite"]]

@@ -20,12 +20,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from rankdeck.checkpoint import beside
-from rankdeck.checkpoint.plain import from_plain, to_plain
+from rankdeck.checkpoint import extra_state
+from rankdeck.checkpoint.json_values import from_json_value, to_json_value
 from rankdeck.checkpoint.store import CheckpointStore, read_weights
 from rankdeck.checkpoint.training_state import TrainingState
 from rankdeck.checkpoint.weights import save_weights
-from rankdeck.checkpoint_files import CheckpointError, newest_whole
+from rankdeck.checkpoint_files import CheckpointError, newest_intact
 from rankdeck.training.step import LossScaling
 from tests.helpers import own_models, own_optimizers, resume_ranks
 from tests.helpers.parity import OWN_MODELS
@@ -56,14 +56,16 @@ optimizer = {{ use = "{optimizer}" }}
 """
 
 
-def interrupted(folder: Path, config: str, ranks: RankSet | None = None) -> Path:
+def run_interrupted(folder: Path, config: str, ranks: RankSet | None = None) -> Path:
     """A run that was not disturbed, its newest checkpoint that of step 3."""
-    assert all("1.last of the model" in told for told in run(folder, config, ranks))
+    assert all("1.last of the model" in told for told in run_and_read_problems(folder, config, ranks))
     shutil.rmtree(folder / "checkpoints" / str(STEPS))
     return folder
 
 
-def run(folder: Path, config: str, ranks: RankSet | None = None, source: Path | None = None) -> list[str]:
+def run_and_read_problems(
+    folder: Path, config: str, ranks: RankSet | None = None, source: Path | None = None
+) -> list[str]:
     """What it told."""
     more = {} if source is None else {"source": str(source)}
     if ranks is None:
@@ -73,7 +75,7 @@ def run(folder: Path, config: str, ranks: RankSet | None = None, source: Path | 
     return [problem.message for problem in resume_ranks.problems(folder)]
 
 
-def same_end(left: Path, right: Path) -> bool:
+def is_same_result(left: Path, right: Path) -> bool:
     """Whether both runs have the same losses in the last step and the same weights, to the bit."""
     weights = [load_file(folder / "weights.safetensors") for folder in (left, right)]
     losses = [resume_ranks.losses(folder, 1)[STEPS] for folder in (left, right)]
@@ -94,24 +96,22 @@ def same_end(left: Path, right: Path) -> bool:
         ("amax", ADAMW),
     ],
 )
-def test_what_steps_change_beside_weights_is_restored_to_the_bit(
+def test_non_weight_state_is_restored_bitwise(
     tmp_path: Path, model: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = interrupted(tmp_path / "source", toml(model, optimizer))
+    source = run_interrupted(tmp_path / "source", toml(model, optimizer))
     config = toml(model, optimizer, every=0)
-    told = run(tmp_path / "on", config, source=source)
+    told = run_and_read_problems(tmp_path / "on", config, source=source)
     assert len(told) == 2 * (model == "drifting") and all("1.last of the model" in line for line in told)
-    assert same_end(source, tmp_path / "on")
-    monkeypatch.setattr(beside.Beside, "put", lambda *_: [])
-    monkeypatch.setattr("rankdeck.checkpoint.training_state._EXTRA", "not here/")
-    run(tmp_path / "off", config, source=source)
-    assert not same_end(source, tmp_path / "off")
+    assert is_same_result(source, tmp_path / "on")
+    monkeypatch.setattr(extra_state.ExtraState, "load", lambda *_: [])
+    monkeypatch.setattr("rankdeck.checkpoint.training_state._EXTRA_PREFIX", "not here/")
+    run_and_read_problems(tmp_path / "off", config, source=source)
+    assert not is_same_result(source, tmp_path / "off")
 
 
 @pytest.mark.parametrize("kind", [own_optimizers.Lookahead, own_optimizers.Wrapping])
-def test_an_optimizer_that_holds_an_optimizer_is_restored_with_it(
-    tmp_path: Path, kind: type[torch.optim.Optimizer]
-) -> None:
+def test_a_nested_optimizer_is_restored(tmp_path: Path, kind: type[torch.optim.Optimizer]) -> None:
     def made() -> TrainingState:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
@@ -127,33 +127,33 @@ def test_an_optimizer_that_holds_an_optimizer_is_restored_with_it(
 
     state = made()
     train(state, range(3))
-    store(tmp_path).save(3, state, {})
+    make_store(tmp_path).save(3, state, {})
     undisturbed = train(state, range(3, 6))
-    checkpoint, _ = newest_whole(tmp_path)
+    checkpoint, _ = newest_intact(tmp_path)
     assert checkpoint is not None
     resumed = made()
-    assert store(tmp_path).restore(checkpoint, resumed).missing == []
+    assert make_store(tmp_path).restore(checkpoint, resumed).missing == []
     assert all(map(torch.equal, train(resumed, range(3, 6)), undisturbed))
     plain = TrainingState(resumed.module, torch.optim.SGD(resumed.module.parameters()))
-    missing = store(tmp_path).restore(checkpoint, plain).missing
+    missing = make_store(tmp_path).restore(checkpoint, plain).missing
     held = "optimizer" if kind is own_optimizers.Lookahead else "base_optimizer"
     assert f"the optimizer's {held}:exp_avg of each weight" in missing
 
 
-def test_what_the_configuration_says_stays_the_configurations(tmp_path: Path) -> None:
+def test_only_values_changed_by_steps_are_restored(tmp_path: Path) -> None:
     """Only what steps changed is state: d0 of a resume is its own, and so is a mask that the code changed."""
     model = nn.Sequential(own_models.Drifting(), nn.Linear(64, 2))
     optimizer = own_optimizers.Prodigy(model.parameters(), d0=0.01)
     state = TrainingState(model, optimizer)
     model(torch.rand(4, 64)).sum().backward()
     optimizer.step()
-    store(tmp_path).save(1, state, {})
+    make_store(tmp_path).save(1, state, {})
     fresh = nn.Sequential(own_models.Drifting(), nn.Linear(64, 2))
     fresh[0].mask.zero_()
     other = own_optimizers.Prodigy(fresh.parameters(), lr=0.5, d0=0.02)
-    checkpoint, _ = newest_whole(tmp_path)
+    checkpoint, _ = newest_intact(tmp_path)
     assert checkpoint is not None
-    missing = store(tmp_path).restore(checkpoint, TrainingState(fresh, other)).missing
+    missing = make_store(tmp_path).restore(checkpoint, TrainingState(fresh, other)).missing
     assert missing == ["0.last of the model"]
     (group,), (then,) = other.param_groups, optimizer.param_groups
     assert (group["lr"], group["d0"]) == (0.5, 0.02) and float(group["d"]) == float(then["d"])
@@ -164,37 +164,38 @@ def test_what_the_configuration_says_stays_the_configurations(tmp_path: Path) ->
     assert {state["s"].dtype for state in states} == {torch.bfloat16}
 
 
-def store(folder: Path) -> CheckpointStore:
+def make_store(folder: Path) -> CheckpointStore:
     return CheckpointStore(folder, rank=0, world_size=1, layout="single", keep=3)
 
 
 @two_ranks
-def test_slices_of_one_rank_are_taken_over_by_the_same_layout_and_told_to_others(
+def test_per_rank_slices_are_restored_only_by_the_same_layout(
     ranks: tuple[int, RankSet], tmp_path: Path
 ) -> None:
     config = toml(MLP, "OwnSlices", "fsdp")
-    source = interrupted(tmp_path / "source", config, ranks[1])
-    assert run(tmp_path / "on", toml(MLP, "OwnSlices", "fsdp", every=0), ranks[1], source) == []
-    assert same_end(source, tmp_path / "on")
-    (told,) = run(tmp_path / "single", toml(MLP, "OwnSlices", every=0), source=source)
+    source = run_interrupted(tmp_path / "source", config, ranks[1])
+    assert (
+        run_and_read_problems(tmp_path / "on", toml(MLP, "OwnSlices", "fsdp", every=0), ranks[1], source)
+        == []
+    )
+    assert is_same_result(source, tmp_path / "on")
+    (told,) = run_and_read_problems(tmp_path / "single", toml(MLP, "OwnSlices", every=0), source=source)
     assert "does not bring back the optimizer's speed of each weight" in told
     assert (tmp_path / "single" / "weights.safetensors").is_file()
     # A rank that cannot save alone ends with all others, and nobody waits for it.
     with pytest.raises(AssertionError, match=r"rank 0:(?s:.)*keeps friend for each"):
-        run(tmp_path / "alone", toml(MLP, "Friendly", "ddp"), ranks[1])
+        run_and_read_problems(tmp_path / "alone", toml(MLP, "Friendly", "ddp"), ranks[1])
 
 
 @two_ranks
-def test_extra_state_of_every_stage_is_in_weights_and_checkpoints(
-    ranks: tuple[int, RankSet], tmp_path: Path
-) -> None:
+def test_extra_state_of_all_stages_is_saved(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
     more = '[strategy]\nuse = "pipeline"\ncuts = ["0.2"]'
     config = toml("amax", ADAMW, "pipeline", more=more).replace('strategy = { use = "pipeline" }\n', "")
-    source = interrupted(tmp_path / "source", config, ranks[1])
+    source = run_interrupted(tmp_path / "source", config, ranks[1])
     with safe_open(source / "weights.safetensors", framework="pt") as opened:
         extra = json.loads(opened.metadata()["extra_state"])
     assert len(extra) == 2 and all(state["calls"] == STEPS * 4 for state in extra.values())
-    checkpoint, _ = newest_whole(source / "checkpoints")
+    checkpoint, _ = newest_intact(source / "checkpoints")
     model = own_models.amax()
     assert checkpoint is not None
     read_weights(checkpoint, model)
@@ -203,54 +204,56 @@ def test_extra_state_of_every_stage_is_in_weights_and_checkpoints(
     assert all(float(state["amax"]) == max(state["history"]) and len(state["history"]) == 3 for state in seen)
 
 
-def test_the_scale_of_a_loss_goes_on_under_any_layout_and_what_compression_left_out_does_not(
+def test_resume_restores_the_loss_scale_but_not_compression_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = {"loss-scaling": torch.tensor([8.0, 1.0]).double(), "error.0": torch.zeros(3)}
     monkeypatch.setattr(LossScaling, "state", lambda _: kept)
-    source = interrupted(tmp_path / "source", toml(MLP, ADAMW))
+    source = run_interrupted(tmp_path / "source", toml(MLP, ADAMW))
     taken = []
-    monkeypatch.setattr(LossScaling, "take_state", lambda _, states: taken.append(states.pop("loss-scaling")))
-    (told,) = run(tmp_path / "dp", toml(MLP, ADAMW, "dp", every=0), source=source)
+    monkeypatch.setattr(LossScaling, "pop_state", lambda _, states: taken.append(states.pop("loss-scaling")))
+    (told,) = run_and_read_problems(tmp_path / "dp", toml(MLP, ADAMW, "dp", every=0), source=source)
     assert taken[0].tolist() == [8.0, 1.0]
     assert "does not bring back what compression of gradients has left out so far" in told
 
 
-def test_what_can_never_be_saved_is_found_after_the_first_step(tmp_path: Path) -> None:
+def test_unsavable_state_is_found_after_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="_extra_state, its extra state, and in it object, an object"):
-        run(tmp_path / "model", toml("secretive", ADAMW, every=0))
+        run_and_read_problems(tmp_path / "model", toml("secretive", ADAMW, every=0))
     assert list(resume_ranks.losses(tmp_path / "model", 1)) == [1]
     with pytest.raises(CheckpointError, match="optimizer keeps friend for each parameter"):
-        run(tmp_path / "optimizer", toml(MLP, "Friendly"))
-    (told,) = run(tmp_path / "no-checkpoints", toml(MLP, "Friendly", every=0))
+        run_and_read_problems(tmp_path / "optimizer", toml(MLP, "Friendly"))
+    (told,) = run_and_read_problems(tmp_path / "no-checkpoints", toml(MLP, "Friendly", every=0))
     assert "this run could not be written" in told
     assert (tmp_path / "no-checkpoints" / "weights.safetensors").is_file()
 
 
-def test_a_disk_without_room_is_told_after_the_first_step_and_a_dry_save_leaves_nothing(
+def test_a_full_disk_is_reported_after_the_first_step(
     tmp_path: Path,
 ) -> None:
     config = toml(MLP, ADAMW, every=STEPS)
     with mock.patch("rankdeck.checkpoint.store.shutil.disk_usage") as usage:
         usage.return_value.free = 1000
-        (told,) = run(tmp_path, config)
+        (told,) = run_and_read_problems(tmp_path, config)
     assert told.startswith("A checkpoint of this run could not be written: it needs ")
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [str(STEPS)]
 
 
-def test_what_no_file_can_hold_is_told_at_once_and_by_a_resume(tmp_path: Path) -> None:
-    (told,) = run(tmp_path / "source", toml(MLP, "Nesting"))
+def test_unsaved_values_are_reported_by_run_and_resume(tmp_path: Path) -> None:
+    (told,) = run_and_read_problems(tmp_path / "source", toml(MLP, "Nesting"))
     assert told.startswith("Checkpoints of this run do not hold the optimizer's inner")
-    (again,) = run(tmp_path / "on", toml(MLP, "Nesting", every=0), source=tmp_path / "source")
+    (again,) = run_and_read_problems(
+        tmp_path / "on", toml(MLP, "Nesting", every=0), source=tmp_path / "source"
+    )
     assert "does not bring back the optimizer's inner" in again
-    (keyed,) = run(tmp_path / "keyed", toml(MLP, "Keyed"))
+    (keyed,) = run_and_read_problems(tmp_path / "keyed", toml(MLP, "Keyed"))
     assert "do not hold the optimizer's slow" in keyed and "names" not in keyed
 
 
-def test_a_schedule_free_run_trains_one_kind_of_weights_and_keeps_the_other(tmp_path: Path) -> None:
+def test_schedule_free_runs_checkpoint_their_training_weights(tmp_path: Path) -> None:
     """Checkpoints hold weights to train; evaluations see those to evaluate, which are the final ones."""
     config = toml(MLP, "ScheduleFree").replace("evaluate_every = 0", "evaluate_every = 2")
-    assert run(tmp_path, config) == []
+    assert run_and_read_problems(tmp_path, config) == []
     last = next((tmp_path / "checkpoints" / str(STEPS)).glob("shard-*.safetensors"))
     saved, final = load_file(last), load_file(tmp_path / "weights.safetensors")
     for name, tensor in final.items():
@@ -259,20 +262,23 @@ def test_a_schedule_free_run_trains_one_kind_of_weights_and_keeps_the_other(tmp_
         assert not torch.equal(tensor, y)
 
 
-def test_values_of_every_kind_come_back_as_they_were(tmp_path: Path) -> None:
+def test_values_of_every_type_round_trip(tmp_path: Path) -> None:
     values: list[Any] = [
         None, True, 2**127, -1.5, float("inf"), "word", b"bytes", (1, [2.0, {"a": {3}}]), frozenset({"b"}),
         {1: "one", "$tuple": 2}, OrderedDict(b=1, a=2), deque([1, 2], maxlen=2), np.float32(0.1), {},
         np.random.default_rng(1).bit_generator.state,
     ]  # fmt: skip
-    came_back = from_plain(json.loads(json.dumps(to_plain(values))))
+    came_back = from_json_value(json.loads(json.dumps(to_json_value(values))))
     assert came_back == values and list(map(type, came_back)) == list(map(type, values))
     tensor = torch.tensor([[1.0, float("nan")]], dtype=torch.bfloat16)
-    assert torch.equal(from_plain(to_plain(tensor)).view(torch.int16), tensor.view(torch.int16))
+    assert torch.equal(from_json_value(to_json_value(tensor)).view(torch.int16), tensor.view(torch.int16))
     array = np.arange(6, dtype=">i2").reshape(2, 3)
-    assert from_plain(to_plain(array)).dtype == array.dtype and (from_plain(to_plain(array)) == array).all()
+    assert (
+        from_json_value(to_json_value(array)).dtype == array.dtype
+        and (from_json_value(to_json_value(array)) == array).all()
+    )
     for unknown in (object(), {"a": [nn.Linear(1, 1)]}, lambda: 0):
         with pytest.raises(TypeError, match="that no file holds"):
-            to_plain(unknown)
-    save_weights(tmp_path / "w", {"w": torch.ones(2)}, {}, {"t": to_plain(torch.ones(3)), "p": {"n": 1}})
+            to_json_value(unknown)
+    save_weights(tmp_path / "w", {"w": torch.ones(2)}, {}, {"t": to_json_value(torch.ones(3)), "p": {"n": 1}})
     assert load_file(tmp_path / "w").keys() == {"w", "t"}

@@ -22,10 +22,10 @@ from tests.helpers.parity import OWN_MODELS
 from tests.helpers.ranks import RankSet
 
 SAVED, STEPS = 2, 4
-BAR = 1e-6
-LATER_BAR = 1e-5
+TOLERANCE = 1e-6
+LATER_TOLERANCE = 1e-5
 """Adam divides by the root of tiny numbers: differences of rounding grow from step to step."""
-MUST_DIFFER = 1e-3
+MIN_DIFFERENCE = 1e-3
 
 ONE_PROCESS = ("single", "dp", "model")
 TIED = {False: "untied", True: "tied"}
@@ -51,7 +51,7 @@ IN_CI = [
 ]
 
 
-def pairs(*, with_hybrid: bool) -> list[Any]:
+def matrix_pairs(*, with_hybrid: bool) -> list[Any]:
     """(source, target, whether weights are tied) of the matrix, the quick ones for every change."""
     return [
         pytest.param(
@@ -64,7 +64,7 @@ def pairs(*, with_hybrid: bool) -> list[Any]:
 
 ADAMW = '{ use = "adamw", lr = 0.01 }'
 MOMENTUM = '{ use = "sgd", lr = 0.05, momentum = 0.9 }'
-TO_THE_BIT = {
+BITWISE_CASES = {
     "dp": (MATRIX["dp"], ADAMW),
     "ddp": (MATRIX["ddp"], ADAMW),
     "ddp-powersgd": ('{ use = "ddp", compress = "powersgd", powersgd_rank = 2 }', ADAMW),
@@ -88,7 +88,7 @@ TO_THE_BIT = {
         )
     },
 }
-QUICK = ("dp", "ddp-powersgd", "fsdp", "pipeline-1f1b", "pipeline-async")
+QUICK_CASES = ("dp", "ddp-powersgd", "fsdp", "pipeline-1f1b", "pipeline-async")
 
 
 def toml(
@@ -124,17 +124,17 @@ checkpoint_every = {every}
 optimizer = {optimizer}
 schedule = {{ use = "cosine", warmup = 2 }}
 [strategy]
-{_lines(strategy)}
+{_table_lines(strategy)}
 [devices]
 use = "cpu:{1 if '"single"' in strategy else 4 if '"hybrid"' in strategy else 2}"
 """
 
 
-def _lines(table: str) -> str:
+def _table_lines(table: str) -> str:
     return "\n".join(part.strip() for part in table.strip("{} ").split(","))
 
 
-class Runs:
+class SavedRuns:
     """Runs here, on two ranks or on four; what each saved half-way is kept for the tests that follow."""
 
     def __init__(self, ranks: RankSet, folder: Path) -> None:
@@ -142,7 +142,7 @@ class Runs:
         self._folder = folder
         self._sources: dict[str, Path] = {}
 
-    def run(self, strategy: str, config: str, folder: Path, **more: Any) -> dict[int, float]:
+    def resume(self, strategy: str, config: str, folder: Path, **more: Any) -> dict[int, float]:
         """Step -> loss."""
         world_size = num_ranks(strategy)
         if world_size == 1:
@@ -153,24 +153,24 @@ class Runs:
         assert not resume_ranks.problems(folder)
         return resume_ranks.losses(folder, world_size)
 
-    def source(self, strategy: str, config: str) -> Path:
+    def saved_run(self, strategy: str, config: str) -> Path:
         """The folder of a run that was not disturbed, its newest checkpoint that of half-way."""
         if config not in self._sources:
             folder = self._folder / f"source-{len(self._sources)}"
-            self.run(strategy, config, folder)
+            self.resume(strategy, config, folder)
             shutil.rmtree(folder / "checkpoints" / str(STEPS))
             self._sources[config] = folder
         return self._sources[config]
 
 
 @pytest.fixture(scope="module")
-def runs(ranks: tuple[int, RankSet], tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(ranks: tuple[int, RankSet], tmp_path_factory: pytest.TempPathFactory) -> SavedRuns:
     assert ranks[0] == 2
-    return Runs(ranks[1], tmp_path_factory.mktemp("resuming"))
+    return SavedRuns(ranks[1], tmp_path_factory.mktemp("resuming"))
 
 
 @pytest.fixture(scope="module")
-def four_too(runs: Runs, rank_set_of: Callable[[int], RankSet]) -> None:
+def with_four_ranks(runs: SavedRuns, rank_set_of: Callable[[int], RankSet]) -> None:
     """Ranks for what needs four, beside the two."""
     runs.ranks[4] = rank_set_of(4)
 
@@ -184,88 +184,89 @@ def num_ranks(strategy: str) -> int:
     return 1 if kind in ONE_PROCESS else 4 if kind == "hybrid" else 2
 
 
-def losses_of(source: Path, strategy: str) -> dict[int, float]:
+def read_losses(source: Path, strategy: str) -> dict[int, float]:
     return resume_ranks.losses(source, num_ranks(strategy))
 
 
 @two_ranks
-@pytest.mark.parametrize(("source", "target", "tied"), pairs(with_hybrid=False))
-def test_any_strategy_goes_on_where_another_one_was(
-    runs: Runs, tmp_path: Path, source: str, target: str, tied: bool
+@pytest.mark.parametrize(("source", "target", "tied"), matrix_pairs(with_hybrid=False))
+def test_any_strategy_resumes_any_other(
+    runs: SavedRuns, tmp_path: Path, source: str, target: str, tied: bool
 ) -> None:
     check_pair(runs, tmp_path, source, target, tied=tied)
 
 
 @two_ranks
-@pytest.mark.usefixtures("four_too")
-@pytest.mark.parametrize(("source", "target", "tied"), pairs(with_hybrid=True))
-def test_any_strategy_goes_on_where_a_hybrid_of_four_was_and_back(
-    runs: Runs, tmp_path: Path, source: str, target: str, tied: bool
+@pytest.mark.usefixtures("with_four_ranks")
+@pytest.mark.parametrize(("source", "target", "tied"), matrix_pairs(with_hybrid=True))
+def test_any_strategy_resumes_a_hybrid_and_back(
+    runs: SavedRuns, tmp_path: Path, source: str, target: str, tied: bool
 ) -> None:
     check_pair(runs, tmp_path, source, target, tied=tied)
 
 
-def check_pair(runs: Runs, tmp_path: Path, source: str, target: str, *, tied: bool) -> None:
+def check_pair(runs: SavedRuns, tmp_path: Path, source: str, target: str, *, tied: bool) -> None:
     """Raises: AssertionError where the next steps are others than under the first strategy."""
-    folder = runs.source(source, toml(MATRIX[source], tied=tied))
-    expected = losses_of(folder, source)
-    found = runs.run(target, toml(MATRIX[target], tied=tied, every=0), tmp_path, source=str(folder))
+    folder = runs.saved_run(source, toml(MATRIX[source], tied=tied))
+    expected = read_losses(folder, source)
+    found = runs.resume(target, toml(MATRIX[target], tied=tied, every=0), tmp_path, source=str(folder))
     assert list(found) == list(range(SAVED + 1, STEPS + 1))
-    assert abs(found[SAVED + 1] - expected[SAVED + 1]) < BAR
-    assert all(abs(found[step] - expected[step]) < LATER_BAR for step in found)
+    assert abs(found[SAVED + 1] - expected[SAVED + 1]) < TOLERANCE
+    assert all(abs(found[step] - expected[step]) < LATER_TOLERANCE for step in found)
 
 
 @two_ranks
-def test_without_the_optimizers_state_the_second_step_differs(runs: Runs, tmp_path: Path) -> None:
-    folder = runs.source("single", toml(MATRIX["single"]))
-    expected = losses_of(folder, "single")
+def test_without_optimizer_state_the_second_step_differs(runs: SavedRuns, tmp_path: Path) -> None:
+    folder = runs.saved_run("single", toml(MATRIX["single"]))
+    expected = read_losses(folder, "single")
     config = toml(MATRIX["ddp"], every=0)
-    found = runs.run("ddp", config, tmp_path, source=str(folder), without="optimizer")
-    assert abs(found[SAVED + 1] - expected[SAVED + 1]) < BAR
-    assert abs(found[SAVED + 2] - expected[SAVED + 2]) > MUST_DIFFER
+    found = runs.resume("ddp", config, tmp_path, source=str(folder), without="optimizer")
+    assert abs(found[SAVED + 1] - expected[SAVED + 1]) < TOLERANCE
+    assert abs(found[SAVED + 2] - expected[SAVED + 2]) > MIN_DIFFERENCE
 
 
 @two_ranks
 @pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TO_THE_BIT]
+    "case",
+    [pytest.param(name, marks=() if name in QUICK_CASES else pytest.mark.slow) for name in BITWISE_CASES],
 )
-def test_the_same_strategy_goes_on_to_the_bit(runs: Runs, tmp_path: Path, case: str) -> None:
-    check_to_the_bit(runs, tmp_path, case, *TO_THE_BIT[case])
+def test_the_same_strategy_resumes_bitwise(runs: SavedRuns, tmp_path: Path, case: str) -> None:
+    check_bitwise(runs, tmp_path, case, *BITWISE_CASES[case])
 
 
 @two_ranks
 @pytest.mark.slow
-@pytest.mark.usefixtures("four_too")
-def test_a_hybrid_goes_on_to_the_bit(runs: Runs, tmp_path: Path) -> None:
-    check_to_the_bit(runs, tmp_path, "hybrid", MATRIX["hybrid"], ADAMW)
+@pytest.mark.usefixtures("with_four_ranks")
+def test_a_hybrid_resumes_bitwise(runs: SavedRuns, tmp_path: Path) -> None:
+    check_bitwise(runs, tmp_path, "hybrid", MATRIX["hybrid"], ADAMW)
 
 
-def check_to_the_bit(runs: Runs, tmp_path: Path, case: str, strategy: str, optimizer: str) -> None:
+def check_bitwise(runs: SavedRuns, tmp_path: Path, case: str, strategy: str, optimizer: str) -> None:
     """Raises: AssertionError where losses or weights differ; or where random states make no difference."""
     config = toml(strategy, optimizer=optimizer, dropout=0.1)
-    folder = runs.source(case, config)
-    expected = losses_of(folder, case)
+    folder = runs.saved_run(case, config)
+    expected = read_losses(folder, case)
     after = {step: loss for step, loss in expected.items() if step > SAVED}
-    assert runs.run(case, config, tmp_path / "on", source=str(folder)) == after
+    assert runs.resume(case, config, tmp_path / "on", source=str(folder)) == after
     whole = load_file(folder / "weights.safetensors")
     assert all(
         torch.equal(tensor, whole[name])
         for name, tensor in load_file(tmp_path / "on" / "weights.safetensors").items()
     )
-    other = runs.run(case, config, tmp_path / "off", source=str(folder), without="random")
+    other = runs.resume(case, config, tmp_path / "off", source=str(folder), without="random")
     assert other != after
 
 
 @two_ranks
 @pytest.mark.parametrize("strategy", ['{ use = "ddp" }', '{ use = "hybrid", data = 2 }'])
-def test_batch_norms_statistics_are_the_first_ranks(runs: Runs, tmp_path: Path, strategy: str) -> None:
+def test_running_stats_are_those_of_the_first_rank(runs: SavedRuns, tmp_path: Path, strategy: str) -> None:
     config = toml(strategy, optimizer=MOMENTUM).replace(
         toml("").split("[train]")[0],
         f'[model]\nuse = "{OWN_MODELS}:tiny_conv"\n[data]\nuse = "digits"\n',
     )
     config = config.replace("cpu:4", "cpu:2")
-    folder = runs.source("ddp", config)
-    runs.run("ddp", config, tmp_path, source=str(folder))
+    folder = runs.saved_run("ddp", config)
+    runs.resume("ddp", config, tmp_path, source=str(folder))
     whole = load_file(folder / "weights.safetensors")
     assert any("running_var" in name for name in whole)
     assert all(
@@ -275,17 +276,15 @@ def test_batch_norms_statistics_are_the_first_ranks(runs: Runs, tmp_path: Path, 
 
 
 @two_ranks
-def test_what_one_rank_cannot_import_for_a_save_is_told_by_all_and_nobody_waits(
-    ranks: tuple[int, RankSet], tmp_path: Path
-) -> None:
+def test_an_import_error_in_a_save_is_raised_on_all_ranks(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
     number, rank_set = ranks
     asked = {"module": "rankdeck.checkpoint.sharded", "folder": str(tmp_path)}
-    told = rank_set.call("tests.helpers.resume_ranks:save_where_one_lacks", **asked)
+    told = rank_set.call("tests.helpers.resume_ranks:save_with_import_error", **asked)
     assert "could not be written" in told[0] and "None in sys.modules" in told[0]
     assert told == [told[0]] * number and not list(tmp_path.iterdir())
 
 
-def test_the_checkpoint_that_a_run_goes_on_from_is_never_written_anew(tmp_path: Path) -> None:
+def test_the_resumed_checkpoint_is_never_rewritten(tmp_path: Path) -> None:
     """A run that has nothing left to do saves its last step: a kill then must not cost the only one."""
     config = toml(MATRIX["single"])
     resume_ranks.run(config, str(tmp_path))
@@ -295,9 +294,7 @@ def test_the_checkpoint_that_a_run_goes_on_from_is_never_written_anew(tmp_path: 
     assert {path.name: path.stat().st_ino for path in last.iterdir()} == written
 
 
-def test_steps_are_told_before_there_is_a_checkpoint_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_reported_before_their_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was killed right after the save would otherwise have gaps: it goes on behind them."""
     save, told = CheckpointStore.save, {}
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.checkpoint import sharded
-from rankdeck.checkpoint.plain import from_plain, to_plain
+from rankdeck.checkpoint.json_values import from_json_value, to_json_value
 from rankdeck.checkpoint.store import CheckpointStore, read_weights
 from rankdeck.checkpoint.training_state import TrainingState
 from rankdeck.checkpoint.weights import read_weights_file, save_weights
-from rankdeck.checkpoint_files import CANNOT_BE_SAVED, CheckpointError, newest_whole
+from rankdeck.checkpoint_files import UNSAVABLE_STATE, CheckpointError, newest_intact
 from rankdeck.config import from_text
-from rankdeck.data.sampling import StepBatches
-from rankdeck.parallel.nested import cast
+from rankdeck.data.samplers import TrainBatchSampler
+from rankdeck.parallel.pytree import cast_to
 from rankdeck.training import workload as workloads
 from tests.helpers import own_models, resume_ranks
 from tests.helpers.parity import OWN_MODELS
@@ -47,7 +47,9 @@ optimizer = {{ use = "adamw", lr = 0.01 }}
 """
 
 
-def run_on(ranks: RankSet | None, config: str, folder: Path, source: Path | None = None) -> dict[str, Tensor]:
+def run_and_read_weights(
+    ranks: RankSet | None, config: str, folder: Path, source: Path | None = None
+) -> dict[str, Tensor]:
     """The final weights of a run, whose checkpoints are in `folder`."""
     more = {} if source is None else {"source": str(source), "attempt": 1}
     if ranks is None:
@@ -57,7 +59,7 @@ def run_on(ranks: RankSet | None, config: str, folder: Path, source: Path | None
     return read_weights_file(folder / "weights.safetensors")
 
 
-def by_hand(config: str, model: nn.Module) -> dict[str, Tensor]:
+def train_in_plain_torch(config: str, model: nn.Module) -> dict[str, Tensor]:
     """The same training in plain torch, in fp64."""
     with torch.no_grad():
         for owner in model.modules():
@@ -67,7 +69,7 @@ def by_hand(config: str, model: nn.Module) -> dict[str, Tensor]:
                     table[name] = nn.Parameter(new) if isinstance(tensor, nn.Parameter) else new
     data = workloads.load(from_text(config, folder=Path.cwd())).train
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for draws in StepBatches(len(data), 16, seed=0, steps=STEPS):
+    for draws in TrainBatchSampler(len(data), 16, seed=0, steps=STEPS):
         inputs, targets = data.read_batch([draw.sample for draw in draws])
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs.double()), targets).backward()
@@ -99,30 +101,30 @@ def by_hand(config: str, model: nn.Module) -> dict[str, Tensor]:
         ),
     ],
 )
-def test_a_resumed_run_ends_to_the_bit_where_plain_torch_does(
+def test_a_resumed_run_equals_plain_torch_bitwise(
     ranks: tuple[int, RankSet], tmp_path: Path, model: str, strategy: str
 ) -> None:
     rank_set = None if strategy in ("single", "dp", "model") else ranks[1]
     config = toml(model, strategy)
-    weights = run_on(rank_set, config, tmp_path / "whole")
+    weights = run_and_read_weights(rank_set, config, tmp_path / "whole")
     shutil.rmtree(tmp_path / "whole" / "checkpoints" / str(STEPS))
-    resumed = run_on(rank_set, config, tmp_path / "on", source=tmp_path / "whole")
+    resumed = run_and_read_weights(rank_set, config, tmp_path / "on", source=tmp_path / "whole")
     assert all(torch.equal(weights[name], resumed[name]) for name in weights)
     torch.manual_seed(0)
-    plain = by_hand(config, getattr(own_models, model)())
+    plain = train_in_plain_torch(config, getattr(own_models, model)())
     assert weights.keys() == plain.keys()
     assert max(float((weights[name] - plain[name]).abs().max()) for name in plain) <= 1e-10
 
 
-def test_fp64_is_of_both_parts_of_a_complex_number() -> None:
+def test_fp64_casts_complex_weights_to_complex128() -> None:
     inputs = torch.randn(3, dtype=torch.complex64)
-    assert torch.equal(cast(inputs, torch.float64), inputs.to(torch.complex128))
-    assert cast(inputs, torch.float32) is inputs
-    assert cast(torch.arange(3), torch.float64).dtype is torch.int64
+    assert torch.equal(cast_to(inputs, torch.float64), inputs.to(torch.complex128))
+    assert cast_to(inputs, torch.float32) is inputs
+    assert cast_to(torch.arange(3), torch.float64).dtype is torch.int64
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_complex_numbers_are_in_every_file(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_complex_weights_are_in_every_file(tmp_path: Path, dtype: torch.dtype) -> None:
     def trained(num_steps: int) -> tuple[nn.ParameterDict, torch.optim.Optimizer]:
         torch.manual_seed(num_steps)
         model = nn.ParameterDict({"a": torch.randn(3, 2, dtype=dtype).t(), "b": torch.randn((), dtype=dtype)})
@@ -136,7 +138,7 @@ def test_complex_numbers_are_in_every_file(tmp_path: Path, dtype: torch.dtype) -
     model, optimizer = trained(2)
     error = torch.randn(2, dtype=dtype)
     keeper.save(2, TrainingState(model, optimizer), {"error": error})
-    checkpoint, _ = newest_whole(tmp_path)
+    checkpoint, _ = newest_intact(tmp_path)
     fresh, fresh_optimizer = trained(0)
     assert checkpoint is not None
     restored = keeper.restore(checkpoint, TrainingState(fresh, fresh_optimizer))
@@ -149,18 +151,18 @@ def test_complex_numbers_are_in_every_file(tmp_path: Path, dtype: torch.dtype) -
     read_weights(checkpoint, alone)
     assert torch.equal(alone["a"], model["a"])
     save_weights(tmp_path / "w", model.state_dict(), {})
-    assert largest_real_difference(read_weights_file(tmp_path / "w"), model.state_dict()) == 0
-    assert torch.equal(from_plain(to_plain(error)), error)
+    assert max_real_difference(read_weights_file(tmp_path / "w"), model.state_dict()) == 0
+    assert torch.equal(from_json_value(to_json_value(error)), error)
 
 
-def largest_real_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+def max_real_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     return largest_difference(
         {name: torch.view_as_real(tensor) for name, tensor in left.items()},
         {name: torch.view_as_real(tensor) for name, tensor in right.items()},
     )
 
 
-def test_a_run_whose_saves_fail_for_another_reason_than_the_disk_has_failed(tmp_path: Path) -> None:
+def test_a_save_error_other_than_the_disk_fails_the_run(tmp_path: Path) -> None:
     """It goes on to its end first; what is said then can be followed."""
     whole = sharded.save
 
@@ -172,7 +174,7 @@ def test_a_run_whose_saves_fail_for_another_reason_than_the_disk_has_failed(tmp_
     with mock.patch.object(sharded, "save", fails), pytest.raises(CheckpointError) as failed:
         resume_ranks.run(toml("Strided", "single"), str(tmp_path), ends=True)
     told = failed.value
-    assert told.code == CANNOT_BE_SAVED and "no such tensor" in told.message
+    assert told.code == UNSAVABLE_STATE and "no such tensor" in told.message
     assert "train.checkpoint_every = 0" in str(told.advice)
     assert (tmp_path / "weights.safetensors").exists()
     resume_ranks.run(

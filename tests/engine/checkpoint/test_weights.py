@@ -28,7 +28,7 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_the_file_says_that_it_is_of_torch_as_transformers_asks(tmp_path: Path) -> None:
+def test_the_file_has_the_format_metadata_of_transformers(tmp_path: Path) -> None:
     save_weights(tmp_path / "w.safetensors", {"a": torch.zeros(2)}, {"step": "3"})
     with safe_open(tmp_path / "w.safetensors", framework="pt") as file:
         assert file.metadata() == {"step": "3", "format": "pt"}

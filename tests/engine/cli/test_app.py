@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from rankdeck import rundir
+from rankdeck import run_dir
 from rankdeck.base.errors import RunNotFoundError
-from rankdeck.cli.app import BROKEN_PIPE
+from rankdeck.cli.app import EXIT_BROKEN_PIPE
 from rankdeck.cli.options import find_run
 from rankdeck.config import from_dict
-from tests.helpers.cli import rankdeck, rankdeck_here
+from tests.helpers.cli import rankdeck, rankdeck_in_process
 from tests.helpers.written_run import WrittenRun
 
-FIVE = """\
+FIVE_MISTAKES = """\
 [model]
 use = "gtp"
 
@@ -38,25 +38,25 @@ parallel_loss = true
 @pytest.fixture
 def five(tmp_path: Path) -> Path:
     file = tmp_path / "five.toml"
-    file.write_text(FIVE)
+    file.write_text(FIVE_MISTAKES)
     return file
 
 
-def spoken(*argv: str | Path) -> tuple[int, str, str]:
-    done = rankdeck_here(*argv)
+def run_cli(*argv: str | Path) -> tuple[int, str, str]:
+    done = rankdeck_in_process(*argv)
     assert "Traceback" not in done.out + done.err
-    return done.code, done.out, done.err
+    return done.exit_code, done.out, done.err
 
 
-def told(*argv: str | Path) -> tuple[int, list[dict[str, Any]]]:
-    code, out, err = spoken(*argv)
+def run_cli_json(*argv: str | Path) -> tuple[int, list[dict[str, Any]]]:
+    code, out, err = run_cli(*argv)
     assert err == ""
     return code, json.loads(out)["problems"]
 
 
 @pytest.mark.parametrize("command", ["validate", "train"])
-def test_five_mistakes_are_five_messages_on_stderr_with_file_and_line(five: Path, command: str) -> None:
-    code, out, err = spoken(command, five)
+def test_each_mistake_is_one_message_with_file_and_line(five: Path, command: str) -> None:
+    code, out, err = run_cli(command, five)
     assert (code, out) == (2, "")
     lines = err.splitlines()
     assert len(lines) == 10
@@ -64,8 +64,8 @@ def test_five_mistakes_are_five_messages_on_stderr_with_file_and_line(five: Path
     assert lines[3] == 'Did you mean "steps"?'
 
 
-def test_with_json_the_problems_are_one_document_on_stdout(five: Path) -> None:
-    code, problems = told("validate", five, "--json")
+def test_problems_as_json_are_one_document_on_stdout(five: Path) -> None:
+    code, problems = run_cli_json("validate", five, "--json")
     assert code == 2
     assert [problem["line"] for problem in problems] == [2, 5, 6, 7, 11]
     said = {"code", "path", "line", "message", "advice", "cure", "evidence", "templates", "arguments"}
@@ -86,11 +86,11 @@ def test_with_json_the_problems_are_one_document_on_stdout(five: Path) -> None:
         (["show", "--nonsense"], "--nonsense"),
     ],
 )
-def test_a_mistyped_command_ends_with_2_and_says_where_to_look(argv: list[str], words: str) -> None:
-    code, out, err = spoken(*argv)
+def test_a_mistyped_command_exits_with_2_and_refers_to_help(argv: list[str], words: str) -> None:
+    code, out, err = run_cli(*argv)
     assert (code, out) == (2, "")
     assert words in err and "--help" in err
-    code, problems = told(argv[0], "--json", *argv[1:])
+    code, problems = run_cli_json(argv[0], "--json", *argv[1:])
     assert code == 2 and problems[0]["code"] == "usage"
 
 
@@ -117,26 +117,26 @@ def test_a_mistyped_command_ends_with_2_and_says_where_to_look(argv: list[str], 
         (["export", "last", "--to", "csv", "f"], "run-not-found", "rankdeck train"),
     ],
 )
-def test_a_wrong_argument_ends_with_2_and_advice(argv: list[str], code: str, words: str) -> None:
-    exit_code, out, err = spoken(*argv)
+def test_a_wrong_argument_exits_with_2_and_advice(argv: list[str], code: str, words: str) -> None:
+    exit_code, out, err = run_cli(*argv)
     assert (exit_code, out) == (2, "") and words in err
-    exit_code, problems = told(*argv, "--json")
+    exit_code, problems = run_cli_json(*argv, "--json")
     assert (exit_code, problems[0]["code"]) == (2, code)
     assert words in problems[0]["advice"]
 
 
-def test_a_file_beside_the_mistyped_one_is_suggested(five: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_similar_file_in_the_same_folder_is_suggested(five: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(five.parent)
-    assert 'Did you mean "five.toml"?' in spoken("validate", "fiev.toml")[2]
-    assert f'Did you mean "{five}"?' in spoken("validate", five.with_name("fife.toml"))[2]
+    assert 'Did you mean "five.toml"?' in run_cli("validate", "fiev.toml")[2]
+    assert f'Did you mean "{five}"?' in run_cli("validate", five.with_name("fife.toml"))[2]
 
 
-def test_a_presets_name_works_and_its_paths_start_in_the_current_folder(
+def test_paths_of_a_preset_are_relative_to_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert spoken("validate", "digits-mlp")[0] == 0
+    assert run_cli("validate", "digits-mlp")[0] == 0
     monkeypatch.chdir(tmp_path)
-    code, out, err = spoken(
+    code, out, err = run_cli(
         "train", "resnet50-images", "--devices", "cpu:1", "--set", "data.args.path=pictures",
         "--set", "train.precision=fp32",
     )  # fmt: skip
@@ -144,40 +144,40 @@ def test_a_presets_name_works_and_its_paths_start_in_the_current_folder(
     assert str(tmp_path / "pictures") in err
 
 
-def test_a_valid_configuration_is_said_to_be_one() -> None:
-    assert "digits-ddp is valid: ddp on auto" in spoken("validate", "digits-ddp")[1]
-    code, out, _ = spoken("validate", "digits-ddp", "--json")
+def test_validate_accepts_a_valid_configuration() -> None:
+    assert "digits-ddp is valid: ddp on auto" in run_cli("validate", "digits-ddp")[1]
+    code, out, _ = run_cli("validate", "digits-ddp", "--json")
     assert (code, json.loads(out)) == (0, {"problems": []})
 
 
-def test_strategies_and_presets_are_listed_with_what_they_teach() -> None:
-    code, out, _ = spoken("strategies")
+def test_strategies_and_presets_are_listed_with_descriptions() -> None:
+    code, out, _ = run_cli("strategies")
     assert code == 0 and all(name in out for name in ("single", "dp", "ddp", "parallel_loss"))
     assert "strategy.sync = native (native, " in out
-    code, out, _ = spoken("presets")
+    code, out, _ = run_cli("presets")
     assert code == 0 and "gpt-dp-parallel-loss" in out and "Learn from it" in out
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["train", "--help"]])
-def test_help_is_a_result(argv: list[str]) -> None:
-    code, out, err = spoken(*argv)
+def test_help_is_printed_on_stdout(argv: list[str]) -> None:
+    code, out, err = run_cli(*argv)
     assert (code, err) == (0, "") and "Usage" in out
     assert "<bool>" not in out, "a flag takes no value"
 
 
-def test_install_is_in_the_help_and_asks_for_a_host() -> None:
-    assert "Install Rankdeck on another host" in spoken("--help")[1]
-    assert "--python" in spoken("--host", "nowhere.invalid", "install", "--help")[1]
-    code, _, err = spoken("install")
+def test_install_without_a_host_is_refused_with_advice() -> None:
+    assert "Install Rankdeck on another host" in run_cli("--help")[1]
+    assert "--python" in run_cli("--host", "nowhere.invalid", "install", "--help")[1]
+    code, _, err = run_cli("install")
     assert code == 2 and "As in: rankdeck --host NAME install" in err
 
 
-def test_the_version_is_told() -> None:
-    code, out, _ = spoken("--version")
+def test_the_version_is_printed() -> None:
+    code, out, _ = run_cli("--version")
     assert code == 0 and out.startswith("rankdeck ")
 
 
-def used_s(*args: str) -> float:
+def cpu_time_s(*args: str) -> float:
     """Of a processor: by the clock on the wall a command waits for whatever else the machine does."""
     before = os.times()
     subprocess.run([sys.executable, "-P", *args], check=True, capture_output=True)
@@ -185,7 +185,7 @@ def used_s(*args: str) -> float:
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
-def test_help_is_cheap_beside_torch_and_no_command_but_a_rank_needs_it(tmp_path: Path) -> None:
+def test_help_is_fast_and_commands_do_not_import_torch(tmp_path: Path) -> None:
     script = (
         "import json, sys\n"
         "from rankdeck.cli.app import run\n"
@@ -196,14 +196,14 @@ def test_help_is_cheap_beside_torch_and_no_command_but_a_rank_needs_it(tmp_path:
         "    assert not heavy, (argv, heavy)\n"
     )
     WrittenRun(tmp_path / "rankdeck-runs").end()
-    help_s = min(used_s("-m", "rankdeck", "--help") for _ in range(2))
-    assert 0 < help_s < used_s("-c", "import torch") / 3
+    help_s = min(cpu_time_s("-m", "rankdeck", "--help") for _ in range(2))
+    assert 0 < help_s < cpu_time_s("-c", "import torch") / 3
     without_numpy = (["presets"], ["strategies"], ["runs"], ["validate", "gpt-dp"])
     commands = json.dumps([*without_numpy, ["show", "last"], ["watch", "last"]])
     subprocess.run([sys.executable, "-P", "-c", script, commands], check=True, capture_output=True)
 
 
-def test_what_is_mistyped_of_a_plan_is_refused_before_torch_is_imported() -> None:
+def test_wrong_plan_options_are_refused_before_importing_torch() -> None:
     said = {
         ("--devices", "2 x A1000"): "is no GPU that is known here",
         ("--strategy", "ddpp"): "is not a strategy",
@@ -225,15 +225,15 @@ def test_what_is_mistyped_of_a_plan_is_refused_before_torch_is_imported() -> Non
         assert words in err and "Traceback" not in err
 
 
-def test_an_error_of_the_system_is_told_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_os_error_is_printed_without_a_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RANKDECK_RUNS", str(tmp_path / "file"))
-    code, _, err = spoken("train", "digits-mlp", "--devices", "cpu:1")
+    code, _, err = run_cli("train", "digits-mlp", "--devices", "cpu:1")
     assert code in (2, 3) and "--runs" in err
 
 
 @pytest.mark.parametrize("argv", ["--help", "presets", "strategies", "runs --json"])
-def test_a_reader_that_goes_away_ends_the_command_without_a_word(tmp_path: Path, argv: str) -> None:
+def test_a_closed_stdout_ends_the_command_silently(tmp_path: Path, argv: str) -> None:
     """stdout is a pipe whose other end is closed before the command writes a single byte."""
     read_end, write_end = os.pipe()
     with subprocess.Popen(
@@ -246,16 +246,16 @@ def test_a_reader_that_goes_away_ends_the_command_without_a_word(tmp_path: Path,
         os.close(read_end)
         _, err = command.communicate(timeout=30)
     assert err == ""
-    assert command.returncode == BROKEN_PIPE
+    assert command.returncode == EXIT_BROKEN_PIPE
 
 
-def test_both_ways_to_start_it_are_the_same_program() -> None:
+def test_the_script_and_the_module_are_the_same_program() -> None:
     script = Path(sys.executable).with_name("rankdeck")
     said = subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout
-    assert said == rankdeck("--version", code=0).out
+    assert said == rankdeck("--version", exit_code=0).out
 
 
-def test_ctrl_c_while_the_command_is_still_loading_is_no_traceback() -> None:
+def test_ctrl_c_during_imports_prints_no_traceback() -> None:
     program = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -275,14 +275,14 @@ main()
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_a_command_began_when_it_was_started() -> None:
-    code = "from rankdeck.cli.until_end import command_started; print(command_started())"
+def test_the_start_time_of_a_command_is_that_of_its_process() -> None:
+    code = "from rankdeck.cli.wait import command_start_time; print(command_start_time())"
     before = time.time()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert before - 0.05 < float(done.stdout) < time.time()
 
 
-def test_json_that_a_full_disk_refuses_is_told_on_stderr() -> None:
+def test_json_that_cannot_be_written_is_reported_on_stderr() -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "rankdeck", "validate", "digits-mlp", "--json"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -297,9 +297,7 @@ def test_json_that_a_full_disk_refuses_is_told_on_stderr() -> None:
         ("utf-8", "🚀", "🚀"),
     ],
 )
-def test_signs_that_the_terminal_does_not_know_are_spelled_out(
-    encoding: str, in_words: str, in_json: str
-) -> None:
+def test_characters_missing_in_the_encoding_are_escaped(encoding: str, in_words: str, in_json: str) -> None:
     WrittenRun(Path(os.environ["RANKDECK_RUNS"]), "🚀 up").end()
     for args, shown in ((["runs"], in_words), (["runs", "--json"], in_json)):
         command = [sys.executable, "-m", "rankdeck", *args]
@@ -308,19 +306,21 @@ def test_signs_that_the_terminal_does_not_know_are_spelled_out(
         assert done.returncode == 0 and shown in done.stdout.decode(encoding), done.stderr
 
 
-def test_a_tag_needs_a_word() -> None:
+def test_an_empty_tag_is_refused() -> None:
     WrittenRun(Path(os.environ["RANKDECK_RUNS"]), "one").end()
-    assert spoken("label", "one", "--tag", " ")[::2] == (2, "A tag needs a word.\nAs in --tag baseline.\n")
+    assert run_cli("label", "one", "--tag", " ")[::2] == (2, "A tag needs a word.\nAs in --tag baseline.\n")
 
 
-def test_a_presets_name_finds_the_run_that_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_name_finds_the_newest_run_of_that_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    runs = rundir.default_runs_folder()
+    runs = run_dir.default_runs_folder()
     for preset in ("digits-mlp", "gpt-dp"):
         config = from_dict({}, folder=tmp_path)
-        hidden = rundir.create(runs, config, {"command_line": ["rankdeck", "train", preset]})
-        hidden.path.rename(rundir.final_path(hidden))
-    (made,) = [run for run in rundir.list_runs(runs) if "digits-mlp" in run.environment()["command_line"]]
+        hidden = run_dir.create_run_dir(runs, config, {"command_line": ["rankdeck", "train", preset]})
+        hidden.path.rename(run_dir.final_path(hidden))
+    (made,) = [run for run in run_dir.list_runs(runs) if "digits-mlp" in run.environment()["command_line"]]
     assert find_run("digits-mlp").path == made.path
     with pytest.raises(RunNotFoundError):
         find_run("gpt-fsdp")

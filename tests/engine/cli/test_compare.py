@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.rundir import create_race
-from tests.helpers.cli import rankdeck_here
+from rankdeck.run_dir import create_race
+from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 from tests.helpers.written_script import WrittenScript
 
@@ -22,18 +22,18 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RANKDECK_RUNS", str(folder))
     for name, peaks in (("fast", (90, 90)), ("slow", (300, 100))):
         run = WrittenRun(folder, name, {"strategy": {"use": "dp" if name == "slow" else "ddp"}})
-        run.begin(1, device_infos(2), steps=4, strategy="dp" if name == "slow" else "ddp")
-        run.steps(0, 1, [4.0, 3.0, 2.0, 1.0], step_s=0.5 if name == "slow" else 0.25)
-        run.memory(0, 1, {place: {"parameters": peak * MIB} for place, peak in enumerate(peaks)})
+        run.start(1, device_infos(2), steps=4, strategy="dp" if name == "slow" else "ddp")
+        run.write_steps(0, 1, [4.0, 3.0, 2.0, 1.0], step_s=0.5 if name == "slow" else 0.25)
+        run.write_memory(0, 1, {place: {"parameters": peak * MIB} for place, peak in enumerate(peaks)})
         if name == "slow":
-            run.begin(1, device_infos(2), steps=4, strategy="dp", attempt=1)
+            run.start(1, device_infos(2), steps=4, strategy="dp", attempt=1)
         run.end()
     return folder
 
 
-def test_runs_are_beside_each_other_with_the_best_marked(runs: Path) -> None:
-    done = rankdeck_here("compare", "slow", "fast")
-    assert done.code == 0 and done.err == ""
+def test_runs_are_side_by_side_and_the_best_values_are_marked(runs: Path) -> None:
+    done = rankdeck_in_process("compare", "slow", "fast")
+    assert done.exit_code == 0 and done.err == ""
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
     assert "Step time 500 ms 250 ms * -50 %" in lines
     assert "Peak, fullest device 300.0 MiB 90.0 MiB * -70 %" in lines
@@ -44,12 +44,14 @@ def test_runs_are_beside_each_other_with_the_best_marked(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("by", "place"), [("step", "step 2"), ("time", "after 0.80 s"), ("samples", "25 samples")]
 )
-def test_losses_are_told_along_what_was_asked_for(runs: Path, by: str, place: str) -> None:
-    assert place in rankdeck_here("compare", "slow", "fast", "--by", by).out
+def test_losses_are_listed_along_the_requested_axis(runs: Path, by: str, place: str) -> None:
+    assert place in rankdeck_in_process("compare", "slow", "fast", "--by", by).out
 
 
-def test_json_has_the_same_and_the_baseline_that_was_named(runs: Path) -> None:
-    told = rankdeck_here("compare", "slow@0", "fast", "--baseline", "fast", "--json", "--by", "time").json
+def test_json_has_the_same_values_and_the_named_baseline(runs: Path) -> None:
+    told = rankdeck_in_process(
+        "compare", "slow@0", "fast", "--baseline", "fast", "--json", "--by", "time"
+    ).json
     assert [run["letter"] for run in told["runs"]] == ["A", "B"] and told["baseline"] == "B"
     assert [run["attempt"] for run in told["runs"]] == [0, None]
     figures = {row["key"]: row for row in told["figures"]}
@@ -65,23 +67,23 @@ def test_json_has_the_same_and_the_baseline_that_was_named(runs: Path) -> None:
     }
 
 
-def test_a_page_is_written_and_nothing_else_said(runs: Path, tmp_path: Path) -> None:
+def test_html_writes_a_page_and_prints_nothing_on_stdout(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "both.html"
-    done = rankdeck_here("compare", "slow", "fast", "--html", file)
-    assert (done.code, done.out) == (0, "") and f"{file} holds the comparison of 2 runs." in done.err
+    done = rankdeck_in_process("compare", "slow", "fast", "--html", file)
+    assert (done.exit_code, done.out) == (0, "") and f"{file} holds the comparison of 2 runs." in done.err
     assert file.read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize("words", [("compare", "slow", "fast"), ("report", "slow")])
-def test_a_page_goes_to_stdout_where_it_is_asked_for_by_a_dash(
+def test_a_dash_writes_the_page_to_stdout(
     runs: Path, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.iterdir())
-    done = rankdeck_here(*words, "--html", "-", code=0)
+    done = rankdeck_in_process(*words, "--html", "-", exit_code=0)
     assert done.out.startswith("<!doctype html>") and done.out.rstrip().endswith("</html>")
     assert done.err.startswith("stdout holds the ")
-    refused = rankdeck_here(*words, "--html", "-", "--json", code=2)
+    refused = rankdeck_in_process(*words, "--html", "-", "--json", exit_code=2)
     assert "cannot both be written to stdout" in refused.json["problems"][0]["message"]
     assert set(tmp_path.iterdir()) == before
 
@@ -100,58 +102,59 @@ def test_a_page_goes_to_stdout_where_it_is_asked_for_by_a_dash(
         (("slow", "fast", "--html", "pipe"), "is no regular file"),
     ],
 )
-def test_every_mistake_is_said_in_words(
+def test_wrong_compare_arguments_are_refused_with_a_message(
     runs: Path, words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
-    done = rankdeck_here("compare", *words)
-    assert done.code == 2 and said in done.err and done.out == ""
-    as_json = rankdeck_here("compare", *words, "--json")
-    assert as_json.code == 2 and said in json.loads(as_json.out)["problems"][0]["message"]
+    done = rankdeck_in_process("compare", *words)
+    assert done.exit_code == 2 and said in done.err and done.out == ""
+    as_json = rankdeck_in_process("compare", *words, "--json")
+    assert as_json.exit_code == 2 and said in json.loads(as_json.out)["problems"][0]["message"]
 
 
-def test_a_report_is_written_of_a_run_or_an_attempt(runs: Path, tmp_path: Path) -> None:
+def test_a_report_is_written_for_a_run_or_an_attempt(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "slow.html"
-    done = rankdeck_here("report", "slow@0", "--html", file, "--by", "time")
-    assert (done.code, done.out) == (0, "") and "holds the report of" in done.err
+    done = rankdeck_in_process("report", "slow@0", "--html", file, "--by", "time")
+    assert (done.exit_code, done.out) == (0, "") and "holds the report of" in done.err
     assert "DistributedDataParallel" in file.read_text() and 'id="by-time" checked' in file.read_text()
-    told = rankdeck_here("report", "slow@0", "--html", file, "--json", code=0).json
+    told = rankdeck_in_process("report", "slow@0", "--html", file, "--json", exit_code=0).json
     assert told["file"] == str(file) and "slow" in told["run"]
     for words, said in (
         (("slow", "--html", tmp_path), "is a folder"),
         (("slow",), "--html"),
         (("no", "--html", file), "no run"),
     ):
-        refused = rankdeck_here("report", *words)
-        assert refused.code == 2 and said in refused.err
+        refused = rankdeck_in_process("report", *words)
+        assert refused.exit_code == 2 and said in refused.err
 
 
-def test_a_race_and_a_number_that_is_none_are_told_as_what_they_are(runs: Path) -> None:
+def test_races_and_unknown_attempts_cannot_be_compared(runs: Path) -> None:
     race = create_race(runs, "race", "")
     race.file.write_text('{"title": "Race · MLP · 2"}')
     for name in (race.name, f"{race.name}@0", "Race · MLP · 2"):
-        assert "is a race, and no run" in rankdeck_here("compare", name, "fast", code=2).err
+        assert "is a race, and no run" in rankdeck_in_process("compare", name, "fast", exit_code=2).err
     for digits in ("9" * 30, "9" * 5000):
         assert (
-            "has no attempt 999" in (told := rankdeck_here("compare", f"slow@{digits}", "fast", code=2).err)
+            "has no attempt 999"
+            in (told := rankdeck_in_process("compare", f"slow@{digits}", "fast", exit_code=2).err)
             or "There is no run called" in told
         )
 
 
-def test_losses_of_a_few_steps_are_told_once_each(runs: Path) -> None:
-    out = rankdeck_here("compare", "slow", "fast").out
+def test_each_step_of_a_short_run_is_listed_once(runs: Path) -> None:
+    out = rankdeck_in_process("compare", "slow", "fast").out
     assert [line.split()[1] for line in out.splitlines() if line.startswith("step ")] == ["1", "2", "3", "4"]
 
 
-def test_of_two_kinds_nobody_says_that_they_are_configured_alike(runs: Path) -> None:
+def test_only_comparable_configurations_are_called_the_same(runs: Path) -> None:
     script = WrittenScript(runs)
-    script.launch(1)
+    script.start_script(1)
     script.lose()
     said = "The configurations are the same."
-    assert said not in rankdeck_here("compare", script.dir.name, "fast").out
+    assert said not in rankdeck_in_process("compare", script.dir.name, "fast").out
     (fast,) = runs.glob("*-fast-*")
     shutil.copy(fast / "config.toml", next(runs.glob("*-slow-*")) / "config.toml")
-    assert said in rankdeck_here("compare", "slow", "fast").out
+    assert said in rankdeck_in_process("compare", "slow", "fast").out
     (fast / "config.toml").write_text("nonsense [")
-    assert said not in rankdeck_here("compare", "slow", "fast").out
+    assert said not in rankdeck_in_process("compare", "slow", "fast").out

@@ -14,14 +14,14 @@ from rich.text import Text
 from rankdeck import events
 from rankdeck.base.errors import Evidence, Problem
 from rankdeck.cli import console
-from rankdeck.cli.display import PlainLines
+from rankdeck.cli.display import PlainDisplay
+from rankdeck.cli.formatting import bar, evaluation_text, kinds_text, loss_text
 from rankdeck.cli.live import LiveDisplay, device_bars
-from rankdeck.cli.words import bar, evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.run.batch import Batch
-from rankdeck.run.fold import Fold, read_fold
+from rankdeck.run.run_state import RunState, read_run_state
 from rankdeck.run.verified import verified_text
-from rankdeck.rundir import enter_in_index
-from tests.helpers.cli import rankdeck_here
+from rankdeck.run_dir import add_to_index
+from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.verified import VERIFIED
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
@@ -30,30 +30,30 @@ from tests.helpers.written_run import MIB, WrittenRun, device_infos
 def written(tmp_path: Path) -> WrittenRun:
     """A dp run of ten steps on two devices with all that a run can tell."""
     run = WrittenRun(tmp_path / "rankdeck-runs", "gpt-dp")
-    run.begin(1, device_infos(2), steps=10)
+    run.start(1, device_infos(2), steps=10)
     rank = run.writer("rank-0")
     rank.write(events.Phase(rank=0, phase="loading data"))
-    run.steps(0, 1, [5.0 - step / 10 for step in range(10)], step_s=0.5)
-    run.memory(0, 3, {0: {"parameters": MIB, "gathered": 8 * MIB}, 1: {"parameters": MIB}})
+    run.write_steps(0, 1, [5.0 - step / 10 for step in range(10)], step_s=0.5)
+    run.write_memory(0, 3, {0: {"parameters": MIB, "gathered": 8 * MIB}, 1: {"parameters": MIB}})
     rank.write(events.Sample(devices=[events.DeviceSample(0, utilisation=0.5)], interval_s=1.0, rank=0))
     rank.write(events.Comm(rank=0, step=3, algorithm="scatter", sent_bytes=3 * MIB))
     rank.write(events.Evaluation(step=10, loss=0.5, samples=8, seconds=0.1, accuracy=0.975, final=True))
     return run
 
 
-def ended(run: WrittenRun, outcome: str = "completed", exit_code: int = 0) -> WrittenRun:
+def end_run(run: WrittenRun, outcome: str = "completed", exit_code: int = 0) -> WrittenRun:
     run.end(outcome, exit_code)
     return run
 
 
-def spoken(*argv: str) -> tuple[str, str]:
-    done = rankdeck_here(*argv, code=0)
+def run_cli(*argv: str) -> tuple[str, str]:
+    done = rankdeck_in_process(*argv, exit_code=0)
     return done.out, done.err
 
 
-def test_watch_tells_a_finished_run_in_plain_lines(written: WrittenRun) -> None:
-    ended(written)
-    out, err = spoken("watch", "gpt-dp")
+def test_watch_prints_a_finished_run_as_plain_lines(written: WrittenRun) -> None:
+    end_run(written)
+    out, err = run_cli("watch", "gpt-dp")
     assert err == ""
     lines = out.splitlines()
     assert lines[:2] == ["starting 1 rank", "loading data"]
@@ -63,9 +63,9 @@ def test_watch_tells_a_finished_run_in_plain_lines(written: WrittenRun) -> None:
     assert lines[-1] == f"run            {written.path}"
 
 
-def test_watch_follows_a_run_that_goes_on(written: WrittenRun) -> None:
+def test_watch_follows_a_running_run_to_its_end(written: WrittenRun) -> None:
     """The run ends while it is watched: the end is put off until the watcher has shown the steps so far."""
-    from rankdeck.cli.display import PlainLines
+    from rankdeck.cli.display import PlainDisplay
     from rankdeck.cli.follow import follow
 
     seen = []
@@ -73,43 +73,43 @@ def test_watch_follows_a_run_that_goes_on(written: WrittenRun) -> None:
     def on_tick() -> bool:
         seen.append(written.dir.outcome())
         if len(seen) == 3:
-            written.steps(0, 11, [0.25])
+            written.write_steps(0, 11, [0.25])
             written.end()
         return True
 
-    figures = follow(written.dir, PlainLines(), on_tick)
+    figures = follow(written.dir, PlainDisplay(), on_tick)
     assert "running" in seen and figures.step == 11
 
 
-def test_watch_as_json_streams_the_events_with_their_writers(written: WrittenRun) -> None:
-    ended(written)
-    out, _ = spoken("watch", "last", "--json")
+def test_watch_json_streams_events_with_their_writers(written: WrittenRun) -> None:
+    end_run(written)
+    out, _ = run_cli("watch", "last", "--json")
     lines = [json.loads(line) for line in out.splitlines()]
     assert lines[0]["writer"] == "supervisor" and lines[0]["kind"] == "run_started"
     assert [line["kind"] for line in lines].count("steps") == 1
     assert all({"writer", "kind", "t"} <= set(line) for line in lines)
 
 
-def test_problems_go_to_stderr_with_the_ranks_last_lines(written: WrittenRun) -> None:
+def test_problems_are_printed_on_stderr_with_the_last_lines(written: WrittenRun) -> None:
     problem = Problem(
         "nan", "Rank 1: the loss is not finite.", rank=1, advice="Lower it.", last_lines=("boom",)
     )
     written.writer("supervisor").write(events.ProblemRaised(problem=problem))
-    ended(written, "failed", 1)
-    out, err = spoken("watch", "last")
+    end_run(written, "failed", 1)
+    out, err = run_cli("watch", "last")
     assert err.splitlines() == ["Rank 1: the loss is not finite.", "Lower it.", "  | boom"]
     assert "failed" in out and "not finite" not in out
 
 
-def test_a_run_that_was_killed_underneath_says_so(written: WrittenRun) -> None:
+def test_a_killed_run_is_shown_as_lost(written: WrittenRun) -> None:
     written.lose()
-    out, err = spoken("watch", "last")
+    out, err = run_cli("watch", "last")
     assert "lost" in out and "killed from outside" in err
 
 
-def test_show_names_kinds_devices_and_the_source(written: WrittenRun) -> None:
-    ended(written)
-    out, _ = spoken("show", "last")
+def test_show_lists_memory_by_kind_and_device_with_its_source(written: WrittenRun) -> None:
+    end_run(written)
+    out, _ = run_cli("show", "last")
     assert "memory at each device's peak, measured in rehearsal" in out
     assert "device 0 +8.0 MiB against the median of the others (9.0×)" in out
     assert "sent per step  scatter: 3.0 MiB" in out
@@ -117,7 +117,7 @@ def test_show_names_kinds_devices_and_the_source(written: WrittenRun) -> None:
     table = {line.split("  ")[0]: line.split() for line in out.splitlines() if line}
     assert table["gathered"][1:3] == ["8.0", "MiB"]
     assert table["peak"] == ["peak", "9.0", "MiB", "1.0", "MiB"]
-    assert json.loads(spoken("show", "last", "--json")[0])["run"] == written.dir.name
+    assert json.loads(run_cli("show", "last", "--json")[0])["run"] == written.dir.name
 
 
 @pytest.mark.parametrize(
@@ -127,28 +127,28 @@ def test_show_names_kinds_devices_and_the_source(written: WrittenRun) -> None:
         ((1, 2), 8, "8.0 MiB, exceeded on device 0"),
     ],
 )
-def test_a_capacity_is_held_against_what_is_known(
+def test_the_capacity_is_compared_with_measured_peaks(
     tmp_path: Path, steps: tuple[int, ...], capacity_mib: int, words: str
 ) -> None:
     run = WrittenRun(tmp_path / "rankdeck-runs")
-    run.begin(1, device_infos(2, total_bytes=capacity_mib * MIB), steps=3)
-    run.steps(0, 1, [1.0] * 3)
+    run.start(1, device_infos(2, total_bytes=capacity_mib * MIB), steps=3)
+    run.write_steps(0, 1, [1.0] * 3)
     for step in steps:
-        run.memory(0, step, {0: {"gathered": 9 * MIB}, 1: {"parameters": MIB}})
-    out, _ = spoken("watch", ended(run).dir.name)
+        run.write_memory(0, step, {0: {"gathered": 9 * MIB}, 1: {"parameters": MIB}})
+    out, _ = run_cli("watch", end_run(run).dir.name)
     assert ["capacity", words] in [line.split(maxsplit=1) for line in out.splitlines()]
 
 
-def test_show_tells_what_it_can_of_a_run_that_never_started(tmp_path: Path) -> None:
-    ended(WrittenRun(tmp_path / "rankdeck-runs"), "failed", 2)
-    out, err = spoken("show", "last")
+def test_show_works_for_a_run_that_never_started(tmp_path: Path) -> None:
+    end_run(WrittenRun(tmp_path / "rankdeck-runs"), "failed", 2)
+    out, err = run_cli("show", "last")
     assert "failed" in out and "without saying why" in err
 
 
 def test_runs_are_listed_from_every_folder(written: WrittenRun, tmp_path: Path) -> None:
     other = WrittenRun(tmp_path / "elsewhere", "other")
-    enter_in_index(other.dir)
-    rows = json.loads(spoken("runs", "--json")[0])
+    add_to_index(other.dir)
+    rows = json.loads(run_cli("runs", "--json")[0])
     assert {row["run"]: row["outcome"] for row in rows} == {
         written.dir.name: "running",
         other.dir.name: "running",
@@ -167,80 +167,80 @@ def test_runs_are_listed_from_every_folder(written: WrittenRun, tmp_path: Path) 
         "steps_planned",
     }
     assert all(set(row) == told for row in rows)
-    out, _ = spoken("runs")
+    out, _ = run_cli("runs")
     assert written.dir.name in out and "dp" in out
-    ended(written), ended(other)
+    end_run(written), end_run(other)
 
 
-def test_a_run_is_renamed_tagged_and_put_away(written: WrittenRun) -> None:
+def test_a_run_can_be_renamed_tagged_and_archived(written: WrittenRun) -> None:
     run = written.dir.name
-    out, _ = spoken("label", run, "--name", "the night", "--tag", "hot", "--tag", "lr", "--note", "why\nnot")
+    out, _ = run_cli("label", run, "--name", "the night", "--tag", "hot", "--tag", "lr", "--note", "why\nnot")
     assert out.splitlines() == ["the night  #hot  #lr", "why", "not"]
-    assert "the night" in spoken("runs")[0] and spoken("show", "the night")[0].startswith("the night\n")
-    out, _ = spoken("label", "the night", "--untag", "lr", "--archive")
+    assert "the night" in run_cli("runs")[0] and run_cli("show", "the night")[0].startswith("the night\n")
+    out, _ = run_cli("label", "the night", "--untag", "lr", "--archive")
     assert out.splitlines()[0] == "the night  #hot  (archived)"
-    assert spoken("runs")[0] == "" and "rankdeck runs --all" in spoken("runs")[1]
-    assert run in spoken("runs", "--all")[0]
-    told = json.loads(spoken("label", run, "--name", "", "--note", "", "--unarchive", "--json")[0])
+    assert run_cli("runs")[0] == "" and "rankdeck runs --all" in run_cli("runs")[1]
+    assert run in run_cli("runs", "--all")[0]
+    told = json.loads(run_cli("label", run, "--name", "", "--note", "", "--unarchive", "--json")[0])
     assert told == {"run": run, "title": "gpt-dp", "tags": ["hot"], "note": "", "archived": False}
-    assert run in spoken("runs")[0]
-    ended(written)
+    assert run in run_cli("runs")[0]
+    end_run(written)
 
 
-def test_an_empty_list_is_no_error() -> None:
-    out, err = spoken("runs")
+def test_listing_no_runs_is_no_error() -> None:
+    out, err = run_cli("runs")
     assert out == "" and "no run yet" in err
-    assert json.loads(spoken("runs", "--json")[0]) == []
+    assert json.loads(run_cli("runs", "--json")[0]) == []
 
 
 def test_export_writes_every_format(written: WrittenRun, tmp_path: Path) -> None:
     written.dir.weights.write_bytes(b"w")
-    ended(written)
+    end_run(written)
     for kind in ("safetensors", "csv", "json"):
-        out, err = spoken("export", "last", "--to", kind, str(tmp_path / kind))
+        out, err = run_cli("export", "last", "--to", kind, str(tmp_path / kind))
         assert out == "" and kind in err
         assert (tmp_path / kind).stat().st_size > 0
-    out, _ = spoken("export", "last", "--to", "csv", str(tmp_path / "csv"), "--json")
+    out, _ = run_cli("export", "last", "--to", "csv", str(tmp_path / "csv"), "--json")
     assert json.loads(out) == {"file": str(tmp_path / "csv"), "step": None}
 
 
-def test_export_goes_to_stdout_where_it_is_asked_for_by_a_dash(
+def test_a_dash_exports_to_stdout(
     written: WrittenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written.dir.weights.write_bytes(b"w")
-    ended(written)
+    end_run(written)
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.iterdir())
     for kind, beginning in (("safetensors", "w"), ("csv", "step,"), ("json", "{")):
-        out, err = spoken("export", "last", "--to", kind, "-")
+        out, err = run_cli("export", "last", "--to", kind, "-")
         assert out.startswith(beginning) and err.startswith("stdout holds ")
     for more, said in (
         (["--to", "csv", "--json"], "cannot both be written"),
         (["--to", "tensorboard"], "is a folder"),
     ):
-        refused = rankdeck_here("export", "last", "-", *more, code=2)
+        refused = rankdeck_in_process("export", "last", "-", *more, exit_code=2)
         assert said in refused.out + refused.err
     for words in (["adopt", "last", "-o", "-"], ["race", "digits-mlp", "--save", "-"]):
-        assert "- stands for stdout" in rankdeck_here(*words, code=2).err
+        assert "- stands for stdout" in rankdeck_in_process(*words, exit_code=2).err
     assert set(tmp_path.iterdir()) == before
 
 
-def test_stopping_what_is_over_is_no_error(written: WrittenRun) -> None:
-    ended(written, "failed", 1)
-    out, err = spoken("stop", "last")
+def test_stopping_a_finished_run_is_no_error(written: WrittenRun) -> None:
+    end_run(written, "failed", 1)
+    out, err = run_cli("stop", "last")
     assert out == "" and "is not running: failed" in err
 
 
-def drawn(figures: Fold, width: int) -> list[str]:
+def draw_device_bars(figures: RunState, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(device_bars(figures))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return [line.rstrip() for line in text.splitlines()]
 
 
-def test_all_devices_share_one_scale_and_the_columns_stand_under_each_other(written: WrittenRun) -> None:
-    lead, other = drawn(read_fold(written.dir), 160)
-    ended(written)
+def test_device_bars_share_one_scale_and_are_aligned(written: WrittenRun) -> None:
+    lead, other = draw_device_bars(read_run_state(written.dir), 160)
+    end_run(written)
     assert lead.index("━") == other.index("━")
     assert lead.count("━") == 24 and other.count("━") == round(24 / 9)
     assert lead.index("peak") == other.index("peak")
@@ -249,53 +249,53 @@ def test_all_devices_share_one_scale_and_the_columns_stand_under_each_other(writ
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_a_narrow_terminal_cuts_the_end_of_a_row_and_never_wraps(written: WrittenRun, width: int) -> None:
-    rows = drawn(read_fold(written.dir), width)
-    ended(written)
+def test_device_rows_are_cut_at_the_terminal_width(written: WrittenRun, width: int) -> None:
+    rows = draw_device_bars(read_run_state(written.dir), width)
+    end_run(written)
     assert len(rows) == 2 and all(len(row) <= width for row in rows)
 
 
 def test_a_device_without_readings_shows_no_number() -> None:
-    figures, batch = Fold(), Batch()
+    figures, batch = RunState(), Batch()
     batch.add("sampler.0.jsonl", [events.Sample(devices=[events.DeviceSample(device=0)], interval_s=0.2)])
     figures.apply(batch)
-    (row,) = drawn(figures, 80)
+    (row,) = draw_device_bars(figures, 80)
     assert "?" in row and "0 B" not in row
 
 
 @pytest.mark.parametrize(("share", "cells"), [(-1.0, 0), (0.0, 0), (0.5, 12), (1.0, 24), (7.0, 24)])
-def test_a_bar_never_leaves_its_cells(share: float, cells: int) -> None:
+def test_a_bar_stays_within_its_cells(share: float, cells: int) -> None:
     assert bar(share, style="blue").plain.count("━") == cells
     assert len(bar(share, style="blue").plain) == 24
 
 
-def test_small_words_for_large_things() -> None:
+def test_kinds_losses_and_evaluations_are_formatted() -> None:
     assert (
-        kinds_in_words({"gathered": 2 * MIB, "parameters": MIB, "inputs": 0})
+        kinds_text({"gathered": 2 * MIB, "parameters": MIB, "inputs": 0})
         == "gathered 2.0 MiB, weights 1.0 MiB"
     )
-    assert (loss_in_words(None), loss_in_words(float("nan")), loss_in_words(0.5)) == ("?", "?", "0.5000")
+    assert (loss_text(None), loss_text(float("nan")), loss_text(0.5)) == ("?", "?", "0.5000")
     evaluation = events.Evaluation(step=3, loss=0.5, samples=1, seconds=0.1)
-    assert evaluation_in_words(evaluation) == "step 3: held-out loss 0.5000"
+    assert evaluation_text(evaluation) == "step 3: held-out loss 0.5000"
 
 
-def test_words_from_anywhere_do_not_act_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Tables, problems with their last lines and plain lines; colours of our own are none of it."""
     hostile = "a\x1b]0;title\x07b\x9b2J\u202ec\r\td\ne"
     console.out().print(Text(hostile), soft_wrap=True)
     table = Table(box=None)
     table.add_row(hostile)
     console.err().print(table)
-    console.problem(Problem("failed", hostile, advice=hostile, last_lines=(hostile,)))
-    PlainLines().say(hostile)
+    console.print_problem(Problem("failed", hostile, advice=hostile, last_lines=(hostile,)))
+    PlainDisplay().say(hostile)
     told = "".join(capsys.readouterr())
     assert told.count("?]0;title") == 6 and not set("\x1b\x07\x9b\u202e\r") & set(told)
 
 
-def test_a_problem_says_where_it_was_seen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_is_printed_with_the_location_of_its_evidence(capsys: pytest.CaptureFixture[str]) -> None:
     last, seen = "ValueError: no", Evidence("3 of 4 ranks agree", "events/rank-0.0.jsonl")
     quoted = Evidence(last, "logs/rank-1.0.err", 12)
-    console.problem(Problem("x", "It failed.", last_lines=(last,), evidence=(quoted, seen)))
+    console.print_problem(Problem("x", "It failed.", last_lines=(last,), evidence=(quoted, seen)))
     assert capsys.readouterr().err.splitlines() == [
         "It failed.",
         "  | ValueError: no",
@@ -305,16 +305,16 @@ def test_a_problem_says_where_it_was_seen(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("outcome", VERIFIED)
-def test_the_check_before_the_first_step_is_a_line_when_it_is_done(
+def test_the_verification_is_shown_as_one_line(
     written: WrittenRun, capsys: pytest.CaptureFixture[str], outcome: str
 ) -> None:
     found = VERIFIED[outcome]
-    for display in (PlainLines(), LiveDisplay(written.dir)):
-        display.event("rank-0", found, Fold())
+    for display in (PlainDisplay(), LiveDisplay(written.dir)):
+        display.show_event("rank-0", found, RunState())
         assert capsys.readouterr().out.replace("\n", " ").strip() == verified_text(found)
     written.writer("rank-0").write(found)
-    ended(written)
-    out, _ = spoken("show", "gpt-dp")
+    end_run(written)
+    out, _ = run_cli("show", "gpt-dp")
     assert f"one device     {verified_text(found)}" in out
-    out, _ = spoken("watch", "gpt-dp")
+    out, _ = run_cli("watch", "gpt-dp")
     assert out.splitlines().count(verified_text(found)) == 1, "beside the one of the summary"

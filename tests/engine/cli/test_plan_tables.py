@@ -6,25 +6,25 @@ import json
 
 import pytest
 
-from rankdeck.cli.console import as_json
+from rankdeck.cli.console import print_json
+from rankdeck.cli.formatting import sizes_text
 from rankdeck.cli.plan_tables import PlanOutput
-from rankdeck.cli.words import sizes_in_words
 from rankdeck.run.plan_lines import PlanLine
 
 
-def test_equal_neighbours_are_said_once_with_their_number() -> None:
-    assert sizes_in_words((5 * 2**30, 2**30, 2**30, 2**30, 5 * 2**30)) == "5.0 GiB, 1.0 GiB x3, 5.0 GiB"
+def test_equal_neighboring_sizes_are_grouped() -> None:
+    assert sizes_text((5 * 2**30, 2**30, 2**30, 2**30, 5 * 2**30)) == "5.0 GiB, 1.0 GiB x3, 5.0 GiB"
 
 
-def test_many_devices_that_differ_in_turn_are_said_once_each() -> None:
-    assert sizes_in_words((5 * 2**30, 2**30) * 512, most=8) == "5.0 GiB x512, 1.0 GiB x512"
+def test_too_many_groups_are_merged_by_size() -> None:
+    assert sizes_text((5 * 2**30, 2**30) * 512, max_groups=8) == "5.0 GiB x512, 1.0 GiB x512"
 
 
 @pytest.mark.parametrize(
     ("verdict", "saves_bytes", "lead"),
     [("fits", None, "try"), ("does-not-fit", 2**30, "try"), ("does-not-fit", None, "nothing fits")],
 )
-def test_what_helps_and_what_does_not_are_told_apart(
+def test_advice_that_helps_has_another_label_than_advice_that_does_not(
     capsys: pytest.CaptureFixture[str], verdict: str, saves_bytes: int | None, lead: str
 ) -> None:
     output = PlanOutput(as_json=False)
@@ -37,8 +37,8 @@ def test_what_helps_and_what_does_not_are_told_apart(
     assert capsys.readouterr().out.splitlines()[1] == f"{lead.ljust(13)}So it is."
 
 
-def test_what_is_not_finite_is_null(capsys: pytest.CaptureFixture[str]) -> None:
-    as_json({"loss": float("nan"), "all": [1.5, float("inf"), (float("-inf"), None)]})
+def test_non_finite_numbers_are_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"loss": float("nan"), "all": [1.5, float("inf"), (float("-inf"), None)]})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
         "loss": None,
         "all": [1.5, None, [None, None]],

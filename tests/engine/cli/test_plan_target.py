@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankdeck.cli.plan_target import target_of
+from rankdeck.cli.plan_target import resolve_target
 from rankdeck.config import from_text
 
 MIB = 2**20
@@ -15,7 +15,7 @@ CONFIG = 'model = { use = "mlp" }\ndata = { use = "digits" }\n'
 
 
 def host_bytes(devices: str) -> int | None:
-    return target_of(from_text(CONFIG, folder=Path.cwd()), devices, None).host_bytes
+    return resolve_target(from_text(CONFIG, folder=Path.cwd()), devices, None).host_bytes
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_containers_limit_counts_without_the_files_that_the_kernel_gives_up(cgroup: Path) -> None:
+def test_free_memory_of_a_cgroup_includes_inactive_file_cache(cgroup: Path) -> None:
     (cgroup / "memory.max").write_text(f"{8 * MIB}\n")
     assert host_bytes("cpu:2") == 6 * MIB
     (cgroup / "memory.max").write_text(f"{MIB}\n")
@@ -36,11 +36,11 @@ def test_a_containers_limit_counts_without_the_files_that_the_kernel_gives_up(cg
 
 
 @pytest.mark.parametrize("limit", ["max\n", None])
-def test_without_a_limit_it_is_the_machines(cgroup: Path, limit: str | None) -> None:
+def test_without_a_cgroup_limit_the_memory_of_the_machine_counts(cgroup: Path, limit: str | None) -> None:
     if limit is not None:
         (cgroup / "memory.max").write_text(limit)
     assert host_bytes("cpu:2") == pytest.approx(psutil.virtual_memory().available, rel=0.2)
 
 
-def test_gpus_do_not_ask_the_machine() -> None:
+def test_targets_with_gpus_have_no_host_memory() -> None:
     assert host_bytes("2 x A100-80GB") is None

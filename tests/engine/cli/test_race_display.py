@@ -10,51 +10,62 @@ import pytest
 import typer
 
 from rankdeck.cli import race
-from rankdeck.cli.plan_target import target_of
-from rankdeck.cli.race import nothing_fits
-from rankdeck.cli.race_display import left_s
-from rankdeck.cli.race_tables import introduction, print_race
-from rankdeck.run.race import RUNNING, WAITING, LeftOut, expected_s, remaining_text
-from rankdeck.rundir import RaceDir
+from rankdeck.cli.plan_target import resolve_target
+from rankdeck.cli.race import nothing_fits_error
+from rankdeck.cli.race_display import estimate_remaining_s
+from rankdeck.cli.race_tables import print_race, race_introduction
+from rankdeck.run.race import RUNNING, WAITING, ExcludedStrategy, estimate_duration_s, remaining_text
+from rankdeck.run_dir import RaceDir
 from tests.helpers.launching import small_config
-from tests.helpers.racing import asked, line
-from tests.helpers.told_race import entry, judged
-from tests.helpers.verified import raced_as
+from tests.helpers.racing import plan_line, race_request
+from tests.helpers.verified import with_race_verification
+from tests.helpers.written_race import judged_race, make_entry
 
 
-def test_what_is_predicted_and_what_a_start_takes_add_up_and_unknown_steps_make_it_the_least() -> None:
+def test_the_expected_time_is_a_lower_bound_if_steps_are_unknown() -> None:
     # Steps of 0.1 to 0.4 s, 0.2 s in the middle; the first runs twice.
-    assert expected_s([line("single"), line("ddp")], 25) == (pytest.approx(3 * 12 + 3 * 25 * 0.2), False)
-    unknown = [line("single"), line("ddp")]
+    assert estimate_duration_s([plan_line("single"), plan_line("ddp")], 25) == (
+        pytest.approx(3 * 12 + 3 * 25 * 0.2),
+        False,
+    )
+    unknown = [plan_line("single"), plan_line("ddp")]
     for one in unknown:
         one.step = None
-    assert expected_s(unknown, 25) == (3 * 5, True)
+    assert estimate_duration_s(unknown, 25) == (3 * 5, True)
 
 
-def test_what_is_left_is_as_many_entries_as_are_not_over_at_the_pace_so_far() -> None:
-    begun = judged(entry(1, "single", None, state=RUNNING), entry(2, "ddp", None, state=WAITING))
-    assert left_s(begun, 0.0) is None
-    later = judged(
-        entry(1, "single"), entry(2, "ddp", None, state=RUNNING), entry(3, "dp", None, state=WAITING)
+def test_the_remaining_time_follows_from_finished_entries() -> None:
+    begun = judged_race(
+        make_entry(1, "single", None, state=RUNNING), make_entry(2, "ddp", None, state=WAITING)
     )
-    assert left_s(later, 10.0) == 30.0, "the second, the third, and the first once more"
-    last = judged(entry(1, "single"), entry(2, "ddp"), entry(3, "single", None, state=RUNNING, repeats=1))
-    assert left_s(last, 10.0) == 5.0
+    assert estimate_remaining_s(begun, 0.0) is None
+    later = judged_race(
+        make_entry(1, "single"),
+        make_entry(2, "ddp", None, state=RUNNING),
+        make_entry(3, "dp", None, state=WAITING),
+    )
+    assert estimate_remaining_s(later, 10.0) == 30.0, "the second, the third, and the first once more"
+    last = judged_race(
+        make_entry(1, "single"), make_entry(2, "ddp"), make_entry(3, "single", None, state=RUNNING, repeats=1)
+    )
+    assert estimate_remaining_s(last, 10.0) == 5.0
 
 
-def test_every_race_says_how_long_it_takes_before_it_starts_and_while_it_goes_on() -> None:
-    begun = judged(entry(1, "single", None, state=RUNNING), entry(2, "ddp", None, state=WAITING))
-    assert introduction(begun).endswith("the first 5 not timed; about 0:51")
+def test_expected_and_remaining_time_are_shown() -> None:
+    begun = judged_race(
+        make_entry(1, "single", None, state=RUNNING), make_entry(2, "ddp", None, state=WAITING)
+    )
+    assert race_introduction(begun).endswith("the first 5 not timed; about 0:51")
     assert remaining_text(begun) == "about 0:51"
-    later = judged(entry(1, "single"), entry(2, "ddp", None, state=RUNNING))
+    later = judged_race(make_entry(1, "single"), make_entry(2, "ddp", None, state=RUNNING))
     assert remaining_text(later) == "about 2.0 s", "a second for the second, and for the first once more"
 
 
-def test_a_race_on_a_machine_that_changed_its_speed_is_inconclusive_in_its_tables(
+def test_a_changed_machine_speed_makes_a_race_inconclusive(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    again = entry(3, "single", 0.715, repeats=1)
-    race = judged(entry(1, "single", 0.316), entry(2, "dp", 0.196), again, outcome="completed")
+    again = make_entry(3, "single", 0.715, repeats=1)
+    race = judged_race(make_entry(1, "single", 0.316), make_entry(2, "dp", 0.196), again, outcome="completed")
     print_race(RaceDir(tmp_path), race)
     out = capsys.readouterr().out
     assert "Inconclusive: machine speed changed by 126 % during the race. Race again" in out
@@ -70,7 +81,7 @@ def test_a_race_on_a_machine_that_changed_its_speed_is_inconclusive_in_its_table
         (1000, False, False, False),
     ],
 )
-def test_only_a_long_race_in_a_terminal_is_asked_about(
+def test_only_a_long_race_in_a_terminal_needs_confirmation(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     steps: int,
@@ -82,30 +93,36 @@ def test_only_a_long_race_in_a_terminal_is_asked_about(
     monkeypatch.setattr(typer, "confirm", lambda words, **_: said.append(words) or answer)
     for name in ("stdin", "stderr"):
         monkeypatch.setattr(sys, name, SimpleNamespace(isatty=lambda: in_terminal))
-    what = asked(tmp_path, ["single", "ddp"], steps=steps)
-    assert race._is_wanted(what) is (answer or not is_asked)
+    what = race_request(tmp_path, ["single", "ddp"], steps=steps)
+    assert race._confirm_race(what) is (answer or not is_asked)
     assert bool(said) is is_asked
     assert all("2 strategies take about 10:36" in words for words in said)
 
 
-def test_a_race_says_which_entries_equal_one_device(
+def test_the_race_table_shows_which_entries_equal_one_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = judged(entry(1, "single"), entry(2, "ddp"))
+    plain = judged_race(make_entry(1, "single"), make_entry(2, "ddp"))
     print_race(RaceDir(tmp_path), plain)
     assert "one device" not in capsys.readouterr().out, "of a version before the check"
-    verified = [raced_as("equal", entry(2, "ddp")), raced_as("noted", entry(3, "fsdp"))]
-    print_race(RaceDir(tmp_path), judged(entry(1, "single"), *verified))
+    verified = [
+        with_race_verification("equal", make_entry(2, "ddp")),
+        with_race_verification("noted", make_entry(3, "fsdp")),
+    ]
+    print_race(RaceDir(tmp_path), judged_race(make_entry(1, "single"), *verified))
     out = capsys.readouterr().out
     assert "as expected" in out and "fsdp: Verified: equals one device but for its batch norms" in out
     assert [line.split()[-1] for line in out.splitlines() if "ddp " in line and "ms" in line] == ["equal"]
 
 
-def test_what_keeps_all_strategies_from_racing_is_said_once(tmp_path: Path) -> None:
-    target = target_of(small_config(tmp_path, {"devices": {"use": "cpu:2"}}), None, None)
-    alike = [LeftOut(label=label, verdict="cannot", reason="The batch is too large.") for label in ("a", "b")]
-    assert nothing_fits(alike, target).message.endswith("2 virtual devices. The batch is too large.")
-    other = LeftOut(label="c", verdict="cannot", reason="No layer can be split.")
-    assert nothing_fits([*alike, other], target).message.endswith(
+def test_a_reason_shared_by_all_strategies_is_printed_once(tmp_path: Path) -> None:
+    target = resolve_target(small_config(tmp_path, {"devices": {"use": "cpu:2"}}), None, None)
+    alike = [
+        ExcludedStrategy(label=label, verdict="cannot", reason="The batch is too large.")
+        for label in ("a", "b")
+    ]
+    assert nothing_fits_error(alike, target).message.endswith("2 virtual devices. The batch is too large.")
+    other = ExcludedStrategy(label="c", verdict="cannot", reason="No layer can be split.")
+    assert nothing_fits_error([*alike, other], target).message.endswith(
         "a, b: The batch is too large. c: No layer can be split."
     )

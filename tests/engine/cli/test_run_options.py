@@ -12,12 +12,12 @@ import pytest
 
 from rankdeck.base.errors import ConfigError, RankdeckError
 from rankdeck.cli.run_options import RunOptions, script_config
-from rankdeck.cli.torchrun import split
+from rankdeck.cli.torchrun import split_script_arguments
 from rankdeck.config.script import ScriptConfig
 from tests.engine.config.test_environments import python_at
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.cli import rankdeck_in_process
 
-VALUES = {"--devices", "--nproc-per-node", "--env"}
+VALUE_OPTIONS = {"--devices", "--nproc-per-node", "--env"}
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def configured(folder: Path, *words: str, **options: Any) -> ScriptConfig:
+def resolve_config(folder: Path, *words: str, **options: Any) -> ScriptConfig:
     environ = {"PATH": "", "HOME": str(folder)}
     return script_config(RunOptions(words, **options), folder=folder, environ=environ)[0]
 
@@ -50,37 +50,37 @@ def configured(folder: Path, *words: str, **options: Any) -> ScriptConfig:
     ],
 )
 def test_options_end_at_the_script(typed: Sequence[str], ours: list[str], theirs: list[str]) -> None:
-    assert split(typed, VALUES) == (ours, theirs)
+    assert split_script_arguments(typed, VALUE_OPTIONS) == (ours, theirs)
 
 
-def test_a_script_alone_is_one_rank_with_its_words_as_they_are(project: Path) -> None:
-    config = configured(project, "train.py", "--lr", "", "a b", "--")
+def test_a_script_runs_on_one_rank_with_unchanged_arguments(project: Path) -> None:
+    config = resolve_config(project, "train.py", "--lr", "", "a b", "--")
     assert config.name == "train" and config.devices is None
     table = config.script
     assert (table.run, table.kind, table.args) == ("train.py", "file", ["--lr", "", "a b", "--"])
     assert (table.folder, table.python, table.ranks) == (str(project), sys.executable, 1)
     assert (table.observe, table.max_restarts, table.master_port) == ("light", 0, None)
     (project / "__main__.py").touch()
-    assert configured(project, ".").name == project.name
+    assert resolve_config(project, ".").name == project.name
 
 
-def test_modules_and_programs_need_no_file(project: Path) -> None:
-    module = configured(project, "pkg.train", "x", module=True)
+def test_modules_and_programs_need_no_existing_file(project: Path) -> None:
+    module = resolve_config(project, "pkg.train", "x", module=True)
     assert (module.name, module.script.kind, module.script.args) == ("train", "module", ["x"])
-    program = configured(project, "./go.sh", no_python=True)
+    program = resolve_config(project, "./go.sh", no_python=True)
     assert (program.name, program.script.kind) == ("go", "program")
     with pytest.raises(ConfigError, match="exclude each other"):
-        configured(project, "x", module=True, no_python=True)
+        resolve_config(project, "x", module=True, no_python=True)
 
 
-def test_one_process_is_as_behind_python_where_that_is_asked_for(project: Path) -> None:
-    assert not configured(project, "train.py").script.plain
-    assert configured(project, "train.py", plain=True, environment=["RANK=7"]).script.plain
+def test_plain_is_for_one_process_only(project: Path) -> None:
+    assert not resolve_config(project, "train.py").script.plain
+    assert resolve_config(project, "train.py", plain=True, environment=["RANK=7"]).script.plain
     with pytest.raises(ConfigError, match="--plain starts one process, and 2 are asked for"):
-        configured(project, "train.py", plain=True, devices="cpu:2")
+        resolve_config(project, "train.py", plain=True, devices="cpu:2")
     (project / "rankdeck.toml").write_text('[scripts.alone]\nrun = "train.py"\nplain = true\n')
-    assert configured(project, entry="alone").script.plain
-    assert not configured(project, entry="alone", nproc_per_node="2").script.plain
+    assert resolve_config(project, entry="alone").script.plain
+    assert not resolve_config(project, entry="alone", nproc_per_node="2").script.plain
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_one_process_is_as_behind_python_where_that_is_asked_for(project: Path) 
         (None, "cpu", os.cpu_count()),
     ],
 )
-def test_devices_and_nproc_say_the_number_of_ranks(
+def test_devices_and_nproc_set_the_number_of_ranks(
     project: Path, devices: str | None, nproc: str | None, ranks: int
 ) -> None:
-    config = configured(project, "train.py", devices=devices, nproc_per_node=nproc)
+    config = resolve_config(project, "train.py", devices=devices, nproc_per_node=nproc)
     assert (config.script.ranks, config.devices) == (ranks, devices)
 
 
@@ -126,26 +126,28 @@ def test_devices_and_nproc_say_the_number_of_ranks(
         ({"environment": ["CUDA_VISIBLE_DEVICES=1"], "devices": "cpu:1"}, "CUDA_VISIBLE_DEVICES is set"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(project: Path, options: dict[str, Any], said: str) -> None:
+def test_invalid_options_are_refused_with_a_message(
+    project: Path, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(RankdeckError, match=said) as refused:
-        configured(project, "train.py", **options)
+        resolve_config(project, "train.py", **options)
     assert refused.value.exit_code == 2 and refused.value.advice
 
 
-def test_a_script_that_is_not_there_is_told_what_may_be_meant(project: Path) -> None:
+def test_a_missing_script_is_refused_with_a_suggestion(project: Path) -> None:
     for typed, advice in {
         "trian.py": 'Did you mean "train.py"?',
         "elsewhere/x.sh": "This folder has train.py.",
         "digits-ddp": "A preset is trained with: rankdeck train digits-ddp",
     }.items():
         with pytest.raises(ConfigError) as refused:
-            configured(project, typed)
+            resolve_config(project, typed)
         assert refused.value.advice == advice and refused.value.problem.path == "script.run"
     with pytest.raises(ConfigError, match="needs a script"):
-        configured(project)
+        resolve_config(project)
 
 
-ENTRY = """\
+ENTRY_FILE = """\
 [run]
 python = "theirs"
 
@@ -164,54 +166,54 @@ python = "other"
 """
 
 
-def test_an_entry_says_what_is_not_typed_and_what_is_typed_wins(project: Path) -> None:
-    (project / "rankdeck.toml").write_text(ENTRY)
+def test_typed_options_override_the_entry(project: Path) -> None:
+    (project / "rankdeck.toml").write_text(ENTRY_FILE)
     theirs, other = python_at(project / "theirs"), python_at(project / "other")
-    config = configured(project, "--more", entry="small", environment=["B=2=3"])
+    config = resolve_config(project, "--more", entry="small", environment=["B=2=3"])
     table = config.script
     assert (config.name, table.args, table.ranks) == ("small", ["--lr", "1", "--more"], 2)
     assert table.environment == {"A": "1", "B": "2=3"}
     assert (table.observe, table.max_restarts) == ("full", 3)
     assert (table.python, table.python_source) == (str(theirs), "rankdeck.toml")
-    module = configured(project, entry="mod").script
+    module = resolve_config(project, entry="mod").script
     assert (module.kind, module.python) == ("module", str(other))
-    typed = configured(project, entry="small", devices="cpu:4", observe="none", max_restarts=0, name="n")
+    typed = resolve_config(project, entry="small", devices="cpu:4", observe="none", max_restarts=0, name="n")
     assert (typed.script.ranks, typed.script.observe, typed.script.max_restarts) == (4, "none", 0)
     assert typed.name == "n"
-    assert configured(project, entry="small", nproc_per_node="5").script.ranks == 5
-    assert configured(project, "train.py").script.python == str(theirs)
-    assert configured(project, "train.py", python=str(other)).script.python == str(other)
+    assert resolve_config(project, entry="small", nproc_per_node="5").script.ranks == 5
+    assert resolve_config(project, "train.py").script.python == str(theirs)
+    assert resolve_config(project, "train.py", python=str(other)).script.python == str(other)
 
 
-def test_the_file_beside_a_script_elsewhere_counts_too(project: Path, tmp_path: Path) -> None:
+def test_rankdeck_toml_in_the_folder_of_the_script_is_read(project: Path, tmp_path: Path) -> None:
     (project / "rankdeck.toml").write_text('[run]\npython = "theirs"\n')
     theirs = python_at(project / "theirs")
-    assert configured(tmp_path, "project/train.py").script.python == str(theirs)
+    assert resolve_config(tmp_path, "project/train.py").script.python == str(theirs)
 
 
-def test_what_a_rank_keeps_of_a_person_s_variables_may_be_given(project: Path) -> None:
+def test_variables_that_ranks_inherit_can_be_set(project: Path) -> None:
     given = ["OMP_NUM_THREADS=3", "PYTHONPATH=x", "CUDA_VISIBLE_DEVICES=1", "TORCHELASTIC_SIGNALS_TO_HANDLE="]
-    table = configured(project, "train.py", environment=given).script
+    table = resolve_config(project, "train.py", environment=given).script
     assert [f"{name}={value}" for name, value in table.environment.items()] == given
 
 
-def test_an_interpreter_may_have_any_name(project: Path) -> None:
+def test_an_interpreter_can_have_any_name(project: Path) -> None:
     wrapper = project / "in-container"
     wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
-    assert configured(project, "train.py", python="in-container").script.python == str(wrapper)
+    assert resolve_config(project, "train.py", python="in-container").script.python == str(wrapper)
 
 
-def test_an_entry_that_is_wrong_and_not_used_stops_nothing(project: Path) -> None:
-    (project / "rankdeck.toml").write_text(f"{ENTRY}\n[scripts.bad]\nrnks = 2\n")
+def test_an_invalid_entry_is_only_a_note_unless_it_is_used(project: Path) -> None:
+    (project / "rankdeck.toml").write_text(f"{ENTRY_FILE}\n[scripts.bad]\nrnks = 2\n")
     python_at(project / "theirs")
-    for options in ({"words": ["train.py"]}, {"words": [], "entry": "small"}):
+    for options in ({"command": ["train.py"]}, {"command": [], "entry": "small"}):
         config, chosen = script_config(RunOptions(**options), folder=project, environ={"PATH": ""})
         assert config.script.run == "train.py"
         (note,) = chosen.notes
         assert "scripts.bad" in note and "rankdeck.toml, line 1" in note and "It is not used" in note
     with pytest.raises(ConfigError, match=r"scripts\.bad\.run is missing"):
-        configured(project, entry="bad")
+        resolve_config(project, entry="bad")
 
 
 @pytest.mark.parametrize(
@@ -239,19 +241,17 @@ def test_an_entry_that_is_wrong_and_not_used_stops_nothing(project: Path) -> Non
         (["--observe", "lite"], "'lite' is not one of", "rankdeck run --help"),
     ],
 )
-def test_options_that_cannot_be_taken_are_named(
+def test_unsupported_options_are_refused_by_name(
     project: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], said: str, advice: str
 ) -> None:
     monkeypatch.chdir(project)
-    done = rankdeck_here("run", *typed, "train.py", "--json", code=2)
+    done = rankdeck_in_process("run", *typed, "train.py", "--json", exit_code=2)
     assert done.out == "" and said in done.err and advice in done.err
 
 
-def test_all_refused_options_are_named_at_once_and_as_json_where_asked(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_unsupported_options_are_reported_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
-    done = rankdeck_here("run", "--json", "--nnodes", "2", "--rdzv-id=3", "train.py", code=2)
+    done = rankdeck_in_process("run", "--json", "--nnodes", "2", "--rdzv-id=3", "train.py", exit_code=2)
     assert [problem["path"] for problem in done.json["problems"]] == ["--nnodes", "--rdzv-id"]
 
 
@@ -265,27 +265,27 @@ def test_all_refused_options_are_named_at_once_and_as_json_where_asked(
         (["make", "train"], "make is not", "rankdeck run --no-python make ..."),
     ],
 )
-def test_what_is_no_python_script_is_told_how_it_runs(
+def test_other_programs_are_refused_with_the_command_that_runs_them(
     project: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], said: str, advice: str
 ) -> None:
     monkeypatch.chdir(project)
     (project / "train.sh").write_text("torchrun train.py\n", encoding="utf-8")
-    done = rankdeck_here("run", *typed, code=2)
+    done = rankdeck_in_process("run", *typed, exit_code=2)
     assert f"{said} a Python script." in done.err and advice in done.err
 
 
-def test_a_hidden_command_is_never_meant() -> None:
-    assert "meet" not in rankdeck_here("delete", "last", code=2).err
+def test_hidden_commands_are_never_suggested() -> None:
+    assert "meet" not in rankdeck_in_process("delete", "last", exit_code=2).err
 
 
-def test_help_speaks_of_no_types_of_python() -> None:
-    told = rankdeck_here("run", "--help", code=0).out
+def test_help_shows_no_python_types() -> None:
+    told = rankdeck_in_process("run", "--help", exit_code=0).out
     assert "SCRIPT [ARGS]" in told and "list[" not in told
 
 
-def test_options_that_change_nothing_here_are_taken(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_without_effect_are_accepted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     harmless = ["--standalone", "--nnodes=1:1", "--node_rank", "0", "--tee", "3", "-t3", "-r=0"]
     harmless += ["--monitor-interval=1", "--start-method", "spawn", "--master-addr", "127.0.0.1"]
-    done = rankdeck_here("run", *harmless, "gone.py", code=2)
+    done = rankdeck_in_process("run", *harmless, "gone.py", exit_code=2)
     assert "There is no script gone.py" in done.err

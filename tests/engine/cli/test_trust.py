@@ -18,14 +18,14 @@ from rankdeck import events
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
 from rankdeck.cli.app import app
-from rankdeck.rundir import RunDir, default_runs_folder, list_folder
-from tests.helpers.cli import RANKDECK, rankdeck_here
+from rankdeck.run_dir import RunDir, default_runs_folder, list_folder
+from tests.helpers.cli import RANKDECK, rankdeck_in_process
 from tests.helpers.launching import wait_until_gone
 from tests.helpers.terminals import Terminal
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 from tests.helpers.written_script import WrittenScript
 
-THEIRS = """
+THEIR_MODEL = """
 from pathlib import Path
 from torch import nn
 Path(__file__).with_name("mark").touch()
@@ -41,7 +41,7 @@ train = { steps = 4, global_batch = 8, evaluate_every = 0, checkpoint_every = 2 
 strategy = { use = "single" }
 devices = { use = "cpu:1" }
 """
-NAMED = {
+UNTRUSTED_FREE_COMMANDS = {
     "train",
     "run",
     "plan",
@@ -56,9 +56,9 @@ NAMED = {
     "doctor",
 }
 """What a person names themselves, or no run at all; `plan` asks with --accuracy."""
-FROM_ELSEWHERE = {"serve", "meet", "copy", "install"}
+REMOTE_COMMANDS = {"serve", "meet", "copy", "install"}
 """What starts the other commands here for a person at another host, or there."""
-QUIET = (
+READ_ONLY_COMMANDS = (
     ("runs",),
     ("show", "RUN"),
     ("watch", "RUN"),
@@ -72,8 +72,8 @@ QUIET = (
     ("export", "RUN", "FILE", "--to", "trace"),
     ("export", "RUN", "BOARD", "--to", "tensorboard"),
 )
-REFUSED = (("checkpoint", "RUN"), ("stacks", "RUN"), ("adopt", "RUN"))
-ASKING = (
+REFUSED_COMMANDS = (("checkpoint", "RUN"), ("stacks", "RUN"), ("adopt", "RUN"))
+ASKING_COMMANDS = (
     ("show", "RUN", "--plan"),
     ("plan", "--accuracy"),
     ("export", "RUN", "FILE", "--to", "safetensors"),
@@ -85,11 +85,11 @@ ASKING = (
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """A run of somebody else, in whose home it was started."""
     folder = tmp_path_factory.mktemp("theirs")
-    (folder / "theirs.py").write_text(THEIRS)
+    (folder / "theirs.py").write_text(THEIR_MODEL)
     (folder / "theirs.toml").write_text(CONFIG)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANKDECK_HOME", str(folder / "home"))
-        rankdeck_here("train", folder / "theirs.toml", "--runs", folder / "runs", code=0)
+        rankdeck_in_process("train", folder / "theirs.toml", "--runs", folder / "runs", exit_code=0)
     (run,) = list_folder(folder / "runs")
     wait_until_gone(run)
     assert (folder / "mark").exists()
@@ -101,15 +101,15 @@ def run(trained: RunDir) -> RunDir:
     """Copied into the runs of a person, and unfinished: its weights are those of a checkpoint."""
     copy = RunDir(shutil.copytree(trained.path, default_runs_folder() / trained.name))
     copy.weights.unlink()
-    mark_of(copy).unlink(missing_ok=True)
+    mark_file(copy).unlink(missing_ok=True)
     return copy
 
 
-def mark_of(run: RunDir) -> Path:
+def mark_file(run: RunDir) -> Path:
     return Path(run.config().folder or "", "mark")
 
 
-def words_of(command: Sequence[str], run: RunDir, tmp_path: Path) -> list[str]:
+def command_arguments(command: Sequence[str], run: RunDir, tmp_path: Path) -> list[str]:
     if "COPY" in command:
         shutil.copytree(run.path, tmp_path / "copy")
     said = {
@@ -121,25 +121,31 @@ def words_of(command: Sequence[str], run: RunDir, tmp_path: Path) -> list[str]:
     return [said.get(word, word) for word in command]
 
 
-def test_each_command_is_known_to_ask_or_to_execute_nothing() -> None:
+def test_every_command_is_classified() -> None:
     commands: Any = typer.main.get_command(app)
-    known = NAMED | FROM_ELSEWHERE | {command[0] for command in (*QUIET, *REFUSED, *ASKING)}
+    known = (
+        UNTRUSTED_FREE_COMMANDS
+        | REMOTE_COMMANDS
+        | {command[0] for command in (*READ_ONLY_COMMANDS, *REFUSED_COMMANDS, *ASKING_COMMANDS)}
+    )
     assert set(commands.commands) <= known
 
 
-def test_what_reads_a_run_executes_nothing_of_it(run: RunDir, tmp_path: Path) -> None:
-    for command in (*QUIET, *REFUSED):
-        rankdeck_here(*words_of(command, run, tmp_path), code=2 if command in REFUSED else 0)
-        assert not mark_of(run).exists(), command
+def test_read_only_commands_execute_no_code_of_a_run(run: RunDir, tmp_path: Path) -> None:
+    for command in (*READ_ONLY_COMMANDS, *REFUSED_COMMANDS):
+        rankdeck_in_process(
+            *command_arguments(command, run, tmp_path), exit_code=2 if command in REFUSED_COMMANDS else 0
+        )
+        assert not mark_file(run).exists(), command
 
 
-@pytest.mark.parametrize("command", ASKING, ids=lambda command: command[0])
-def test_nothing_of_a_strangers_run_is_executed_unasked(
+@pytest.mark.parametrize("command", ASKING_COMMANDS, ids=lambda command: command[0])
+def test_code_of_an_untrusted_run_needs_confirmation(
     command: Sequence[str], run: RunDir, tmp_path: Path
 ) -> None:
-    words = words_of(command, run, tmp_path)
-    (refused,) = rankdeck_here(*words, "--json", code=2).json["problems"]
-    assert refused["code"] == "untrusted" and f"{mark_of(run).parent}/theirs.py:model" in refused["message"]
+    words = command_arguments(command, run, tmp_path)
+    (refused,) = rankdeck_in_process(*words, "--json", exit_code=2).json["problems"]
+    assert refused["code"] == "untrusted" and f"{mark_file(run).parent}/theirs.py:model" in refused["message"]
     assert "--trust" in refused["advice"] and refused["path"] == str(run.path)
     with Terminal([*RANKDECK, *words], cwd=tmp_path) as terminal:
         terminal.wait_for(rb"theirs\.py:model\(width=8\)")
@@ -147,49 +153,61 @@ def test_nothing_of_a_strangers_run_is_executed_unasked(
         terminal.type(b"\n")
         code = terminal.wait()
     assert code == (0 if command[0] == "plan" else 130)
-    assert not mark_of(run).exists() and not (tmp_path / "file.html").exists()
-    rankdeck_here(*words, "--trust", code=0)
-    assert mark_of(run).exists()
+    assert not mark_file(run).exists() and not (tmp_path / "file.html").exists()
+    rankdeck_in_process(*words, "--trust", exit_code=0)
+    assert mark_file(run).exists()
 
 
-def test_who_has_said_yes_is_not_asked_again(run: RunDir, tmp_path: Path) -> None:
-    words = words_of(ASKING[2], run, tmp_path)
+def test_consent_is_remembered_until_the_code_changes(run: RunDir, tmp_path: Path) -> None:
+    words = command_arguments(ASKING_COMMANDS[2], run, tmp_path)
     with Terminal([*RANKDECK, *words], cwd=tmp_path) as terminal:
         terminal.wait_for(rb"Run it\?")
         terminal.type(b"y\n")
         assert terminal.wait() == 0
-    assert mark_of(run).exists()
+    assert mark_file(run).exists()
     moved = RunDir(Path(shutil.move(run.path, tmp_path / "moved")))
-    rankdeck_here(*words_of(ASKING[2], moved, tmp_path), code=0)
+    rankdeck_in_process(*command_arguments(ASKING_COMMANDS[2], moved, tmp_path), exit_code=0)
     text = moved.config_file.read_text().replace("width = 8", "width = 16")
     moved.config_file.write_text(text)
-    assert "width=16" in rankdeck_here(*words_of(ASKING[2], moved, tmp_path), code=2).err
+    assert (
+        "width=16"
+        in rankdeck_in_process(*command_arguments(ASKING_COMMANDS[2], moved, tmp_path), exit_code=2).err
+    )
 
 
-def test_a_label_vouches_for_nothing(run: RunDir, tmp_path: Path) -> None:
-    rankdeck_here("label", run.path, "--tag", "seen", code=0)  # which enters it in the index of runs
-    assert "untrusted" in rankdeck_here(*words_of(ASKING[0], run, tmp_path), "--json", code=2).out
+def test_labeling_a_run_does_not_make_it_trusted(run: RunDir, tmp_path: Path) -> None:
+    rankdeck_in_process(
+        "label", run.path, "--tag", "seen", exit_code=0
+    )  # which enters it in the index of runs
+    assert (
+        "untrusted"
+        in rankdeck_in_process(
+            *command_arguments(ASKING_COMMANDS[0], run, tmp_path), "--json", exit_code=2
+        ).out
+    )
 
 
-def test_what_a_person_started_here_needs_no_question(
+def test_runs_started_on_this_machine_need_no_confirmation(
     trained: RunDir, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The home is the one that it was started in."""
     monkeypatch.setenv("RANKDECK_HOME", str(trained.path.parents[1] / "home"))
     assert run.path.parent == default_runs_folder()
-    rankdeck_here("resume", "last", "--set", "train.steps=6", "--set", "model.args.width=8", code=0)
-    rankdeck_here("show", "last", "--plan", code=0)
+    rankdeck_in_process(
+        "resume", "last", "--set", "train.steps=6", "--set", "model.args.width=8", exit_code=0
+    )
+    rankdeck_in_process("show", "last", "--plan", exit_code=0)
 
 
-def ran_out(folder: Path) -> WrittenRun:
+def write_out_of_memory_run(folder: Path) -> WrittenRun:
     """A stranger's run that ran out of memory, whose ways out nobody has planned."""
-    (folder / "theirs.py").write_text(THEIRS)
+    (folder / "theirs.py").write_text(THEIR_MODEL)
     model = {"use": "theirs.py:model", "args": {"width": 8}}
     written = WrittenRun(folder / "runs", config={"model": model})
     devices = device_infos(1)
     (written.path / "environment.json").write_text(json.dumps({"devices": msgspec.to_builtins(devices)}))
-    written.begin(1, devices)
-    written.memory(0, 2, {0: {"parameters": MIB}})
+    written.start(1, devices)
+    written.write_memory(0, 2, {0: {"parameters": MIB}})
     held = Allocation(asked_bytes=MIB, capacity_bytes=MIB, free_bytes=0)
     written.writer("rank-0").write(events.OutOfMemory(rank=0, step=3, device=0, allocation=held))
     problem = Problem("out-of-memory", "OutOfMemoryError: no room.", rank=0)
@@ -198,34 +216,34 @@ def ran_out(folder: Path) -> WrittenRun:
     return written
 
 
-def test_ways_out_of_a_strangers_run_are_not_planned_unasked(tmp_path: Path) -> None:
-    run, page = ran_out(tmp_path).dir, tmp_path / "page.html"
+def test_fixes_of_an_untrusted_run_need_confirmation(tmp_path: Path) -> None:
+    run, page = write_out_of_memory_run(tmp_path).dir, tmp_path / "page.html"
     for words in (["why", str(run.path)], ["report", str(run.path), "--html", str(page)]):
-        (refused,) = rankdeck_here(*words, "--json", code=2).json["problems"]
+        (refused,) = rankdeck_in_process(*words, "--json", exit_code=2).json["problems"]
         assert refused["code"] == "untrusted" and not page.exists()
     with Terminal([*RANKDECK, "why", str(run.path)], cwd=tmp_path) as terminal:
         terminal.wait_for(rb"ran out of memory")
         terminal.wait_for(rb"Run it\?")
         terminal.type(b"n\n")
         assert terminal.wait() == 0
-    rankdeck_here("report", run.path, "--html", page, "--no-plan", code=0)
+    rankdeck_in_process("report", run.path, "--html", page, "--no-plan", exit_code=0)
     assert page.exists() and not (tmp_path / "mark").exists()
 
 
 @pytest.mark.slow
-def test_ways_out_are_planned_once_they_are_trusted(tmp_path: Path) -> None:
-    run = ran_out(tmp_path).dir
-    assert rankdeck_here("why", run.path, "--trust", "--json", code=0).out
+def test_fixes_of_a_trusted_run_are_planned(tmp_path: Path) -> None:
+    run = write_out_of_memory_run(tmp_path).dir
+    assert rankdeck_in_process("why", run.path, "--trust", "--json", exit_code=0).out
     assert (tmp_path / "mark").exists()
 
 
-def test_a_strangers_script_is_run_again_only_when_that_is_said(tmp_path: Path) -> None:
+def test_an_untrusted_script_runs_again_only_after_confirmation(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('mark', 'w')\n")
     config = {"python": sys.executable, "args": ["--lr", "0.1\x1b[2K\nno"], "environment": {"LD_DEBUG": "x"}}
     written = WrittenScript(tmp_path / "runs", config=config)
-    written.launch()
+    written.start_script()
     written.end()
-    refused = rankdeck_here("resume", written.path, code=2).err
+    refused = rankdeck_in_process("resume", written.path, exit_code=2).err
     assert "LD_DEBUG=x" in refused and "train.py --lr" in refused and f"[{tmp_path}]" in refused
     with Terminal([*RANKDECK, "resume", str(written.path)], cwd=tmp_path) as terminal:
         asked = terminal.wait_for(rb"(?s).*Run it\? \[y/N\]").group()
@@ -233,13 +251,13 @@ def test_a_strangers_script_is_run_again_only_when_that_is_said(tmp_path: Path) 
         assert terminal.wait() == 130
     assert b"\x1b[2K" not in asked and b"0.1?[2K?no" in asked, "nothing in it moves the cursor"
     assert not (tmp_path / "mark").exists()
-    again = rankdeck_here("resume", written.path, "--trust", "--detach", code=0).out.strip()
+    again = rankdeck_in_process("resume", written.path, "--trust", "--detach", exit_code=0).out.strip()
     wait_until_gone(RunDir(Path(again)))
     assert (tmp_path / "mark").exists()
 
 
 @pytest.mark.parametrize("asking", [("show", "RUN", "--plan"), ("plan", "--accuracy")])
-def test_nobody_waits_for_torch_to_be_asked(run: RunDir, asking: tuple[str, ...]) -> None:
+def test_the_trust_question_comes_before_importing_torch(run: RunDir, asking: tuple[str, ...]) -> None:
     arguments = [str(run.path) if one == "RUN" else one for one in asking]
     code = (
         f"import sys; from rankdeck.cli.app import run; run({arguments!r}); sys.exit('torch' in sys.modules)"

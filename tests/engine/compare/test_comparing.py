@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 
 from rankdeck import events
-from rankdeck.compare.bars import DASHES, LABEL_HEIGHT, label_heights, parted, ticks
-from rankdeck.compare.curves import BY, loss_line, step_axis
-from rankdeck.compare.differences import of_configurations
-from rankdeck.compare.figures import Figure, ReadRun, read
-from rankdeck.compare.naming import MOST_RUNS, RunAt
-from rankdeck.compare.table import Comparison, FigureRow, compare
-from rankdeck.compare.words import difference_in_words, shortened, step_time
-from rankdeck.run.summarising import summarise
-from tests.helpers.cli import rankdeck_here
+from rankdeck.compare.bar_charts import DASHES, LABEL_HEIGHT, label_heights, space_labels, ticks
+from rankdeck.compare.curves import AXES, loss_curve, step_axis
+from rankdeck.compare.differences import config_differences
+from rankdeck.compare.formatting import format_difference, format_step_time, shorten_home
+from rankdeck.compare.run_metrics import LoadedRun, MetricValue, load_run
+from rankdeck.compare.run_ref import MAX_RUNS, RunRef
+from rankdeck.compare.table import Comparison, ComparisonRow, compare_runs
+from rankdeck.run.summary_builder import summarize
+from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.verified import VERIFIED
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 from tests.helpers.written_script import WrittenScript
 
 
-def written(
+def write_run(
     runs: Path,
     name: str,
     losses: Sequence[float | None] = (4.0, 3.0, 2.0, 1.0),
@@ -43,27 +43,27 @@ def written(
         runs, name, {"strategy": {"use": strategy}, "devices": {"use": f"cpu:{len(peaks)}"}, **(config or {})}
     )
     kind = begun.pop("kind", "virtual")
-    run.begin(1, device_infos(len(peaks), kind), steps=len(losses), strategy=strategy, **begun)
+    run.start(1, device_infos(len(peaks), kind), steps=len(losses), strategy=strategy, **begun)
     if verified:
         run.writer("rank-0").write(VERIFIED[verified])
-    run.steps(0, 1, losses, count=32.0, step_s=step_s)
-    run.memory(0, 1, {place: {"parameters": peak * MIB} for place, peak in enumerate(peaks)})
+    run.write_steps(0, 1, losses, count=32.0, step_s=step_s)
+    run.write_memory(0, 1, {place: {"parameters": peak * MIB} for place, peak in enumerate(peaks)})
     run.end()
     return run
 
 
-def side_by_side(*runs: WrittenRun, baseline: int = 0) -> Comparison:
-    return compare([read(RunAt(run.path)).figures for run in runs], baseline)
+def compare_written(*runs: WrittenRun, baseline: int = 0) -> Comparison:
+    return compare_runs([load_run(RunRef(run.path)).run for run in runs], baseline)
 
 
-def row_of(comparison: Comparison, key: str) -> FigureRow:
+def find_row(comparison: Comparison, key: str) -> ComparisonRow:
     (row,) = [row for row in comparison.rows if row.key == key]
     return row
 
 
-def test_the_figures_are_those_that_show_tells(tmp_path: Path) -> None:
-    run = written(tmp_path / "runs", "a")
-    figures, facts = read(RunAt(run.path)).figures, summarise(run.dir).facts()
+def test_metrics_equal_those_of_show(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs", "a")
+    figures, facts = load_run(RunRef(run.path)).run, summarize(run.dir).facts()
     assert figures.value("step") == facts["steps"] == 4
     assert figures.value("loss") == facts["loss"]["last"] == 1.0
     assert figures.value("samples_per_s") == facts["samples_per_s"]
@@ -87,15 +87,15 @@ def test_the_figures_are_those_that_show_tells(tmp_path: Path) -> None:
         ("step", (), ""),
     ],
 )
-def test_the_best_of_a_row_is_marked_with_its_difference(
+def test_the_best_run_of_a_row_is_marked(
     tmp_path: Path, key: str, best: tuple[int, ...], difference: str
 ) -> None:
     runs = tmp_path / "runs"
-    slow = written(runs, "a")
-    fast = written(runs, "b", (4.0, 2.0, 1.0, 0.5), step_s=0.25, peaks=(100, 100, 100, 100), strategy="ddp")
-    row = row_of(side_by_side(slow, fast), key)
-    assert (row.best, row.differences, row.unranked) == (best, ("", difference), "")
-    turned = row_of(side_by_side(slow, fast, baseline=1), key)
+    slow = write_run(runs, "a")
+    fast = write_run(runs, "b", (4.0, 2.0, 1.0, 0.5), step_s=0.25, peaks=(100, 100, 100, 100), strategy="ddp")
+    row = find_row(compare_written(slow, fast), key)
+    assert (row.best, row.differences, row.not_ranked) == (best, ("", difference), "")
+    turned = find_row(compare_written(slow, fast, baseline=1), key)
     assert turned.best == best and turned.differences[1] == ""
 
 
@@ -120,94 +120,107 @@ def test_the_best_of_a_row_is_marked_with_its_difference(
         ({"losses": (4.0, 3.0, 2.0)}, "trained_s", "different numbers of steps"),
     ],
 )
-def test_nothing_is_the_best_of_what_is_not_comparable(
+def test_incomparable_runs_are_not_ranked(
     tmp_path: Path, other: Mapping[str, Any], key: str, reason: str
 ) -> None:
     runs = tmp_path / "runs"
-    row = row_of(
-        side_by_side(written(runs, "a"), written(runs, "b", step_s=0.1, peaks=(9, 9, 9, 9), **other)), key
-    )
-    assert reason in row.unranked and row.best == () and row.differences == ("", "")
-    alike = row_of(
-        side_by_side(written(runs, "c"), written(runs, "d", (4, 3, 2, 0.5), step_s=0.1, peaks=(9, 9, 9, 9))),
+    row = find_row(
+        compare_written(write_run(runs, "a"), write_run(runs, "b", step_s=0.1, peaks=(9, 9, 9, 9), **other)),
         key,
     )
-    assert not alike.unranked and alike.best == (1,)
+    assert reason in row.not_ranked and row.best == () and row.differences == ("", "")
+    alike = find_row(
+        compare_written(
+            write_run(runs, "c"), write_run(runs, "d", (4, 3, 2, 0.5), step_s=0.1, peaks=(9, 9, 9, 9))
+        ),
+        key,
+    )
+    assert not alike.not_ranked and alike.best == (1,)
 
 
-def test_losses_of_other_sizes_of_a_model_are_ranked(tmp_path: Path) -> None:
+def test_losses_of_different_model_sizes_are_ranked(tmp_path: Path) -> None:
     small = {"model": {"use": "mlp", "args": {"hidden": [8]}}}
-    row = row_of(
-        side_by_side(
-            written(tmp_path / "runs", "a"), written(tmp_path / "runs", "b", (4, 3, 2, 1.5), config=small)
+    row = find_row(
+        compare_written(
+            write_run(tmp_path / "runs", "a"), write_run(tmp_path / "runs", "b", (4, 3, 2, 1.5), config=small)
         ),
         "loss",
     )
-    assert (row.best, row.unranked) == ((0,), "")
+    assert (row.best, row.not_ranked) == ((0,), "")
 
 
-def test_runs_of_different_length_meet_at_the_last_step_of_both(tmp_path: Path) -> None:
+def test_runs_are_compared_at_their_last_common_step(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    row = row_of(
-        side_by_side(written(runs, "a", [2.0] * 6), written(runs, "b", [3.0] * 3)), "loss_at_common_step"
+    row = find_row(
+        compare_written(write_run(runs, "a", [2.0] * 6), write_run(runs, "b", [3.0] * 3)),
+        "loss_at_common_step",
     )
     assert row.label == "Loss at step 3"
-    assert [figure.value if figure else None for figure in row.figures] == [2.0, 3.0] and row.best == (0,)
+    assert [figure.value if figure else None for figure in row.metric_values] == [2.0, 3.0] and row.best == (
+        0,
+    )
 
 
-def test_the_same_losses_are_the_same_however_long_a_run_is(tmp_path: Path) -> None:
+def test_equal_losses_tie_for_runs_of_different_length(tmp_path: Path) -> None:
     """An average that is smoothed by a share of the run's length would say otherwise."""
     losses = [9.0 - 0.1 * step for step in range(60)]
-    long = written(tmp_path / "runs", "long", losses)
-    row = row_of(side_by_side(long, written(tmp_path / "runs", "short", losses[:20])), "loss_at_common_step")
+    long = write_run(tmp_path / "runs", "long", losses)
+    row = find_row(
+        compare_written(long, write_run(tmp_path / "runs", "short", losses[:20])), "loss_at_common_step"
+    )
     assert row.label == "Mean loss, steps 17 to 20"
-    assert [round(figure.value, 6) if figure else None for figure in row.figures] == [7.25, 7.25]
+    assert [round(figure.value, 6) if figure else None for figure in row.metric_values] == [7.25, 7.25]
     assert row.best == () and row.differences == ("", "same")
 
 
-def test_what_cannot_be_told_apart_is_not_told_apart(tmp_path: Path) -> None:
-    runs = [read(RunAt(written(tmp_path / "runs", name).path)).figures for name in "abc"]
+def test_indistinguishable_runs_tie(tmp_path: Path) -> None:
+    runs = [load_run(RunRef(write_run(tmp_path / "runs", name).path)).run for name in "abc"]
 
-    def with_step(run: Any, figure: Figure) -> Any:
-        return replace(run, figures={"step_s": figure})
+    def with_step(run: Any, figure: MetricValue) -> Any:
+        return replace(run, metrics={"step_s": figure})
 
     figures = (
-        Figure(0.10, low=0.08, high=0.12),
-        Figure(0.11, low=0.10, high=0.13),
-        Figure(0.30, low=0.29, high=0.31),
+        MetricValue(0.10, low=0.08, high=0.12),
+        MetricValue(0.11, low=0.10, high=0.13),
+        MetricValue(0.30, low=0.29, high=0.31),
     )
     three = [with_step(run, figure) for run, figure in zip(runs, figures, strict=True)]
-    assert row_of(compare(three), "step_s").best == (0, 1)
-    assert row_of(compare(three[:2]), "step_s").best == ()
-    assert row_of(compare([three[0], three[2]]), "step_s").best == (0,)
+    assert find_row(compare_runs(three), "step_s").best == (0, 1)
+    assert find_row(compare_runs(three[:2]), "step_s").best == ()
+    assert find_row(compare_runs([three[0], three[2]]), "step_s").best == (0,)
     losses = [
-        replace(run, figures={"held_out": Figure(at)})
+        replace(run, metrics={"held_out": MetricValue(at)})
         for run, at in zip(runs, (6.60566, 6.60561, 6.7), strict=True)
     ]
-    assert row_of(compare(losses), "held_out").best == (0, 1)
+    assert find_row(compare_runs(losses), "held_out").best == (0, 1)
 
 
-def test_what_a_run_did_not_tell_is_unknown(tmp_path: Path) -> None:
+def test_missing_metrics_are_unknown(tmp_path: Path) -> None:
     empty = WrittenRun(tmp_path / "runs", "empty")
-    empty.begin()
+    empty.start()
     empty.end("failed")
-    comparison = side_by_side(written(tmp_path / "runs", "a"), empty)
+    comparison = compare_written(write_run(tmp_path / "runs", "a"), empty)
     for row in comparison.rows:
-        assert row.figures[1] is None and row.cell(1) == "–" and row.best == () and row.differences[1] == ""
-    both = side_by_side(empty, empty)
-    assert both.rows == () and compare(both.runs).configuration == ()
+        assert (
+            row.metric_values[1] is None
+            and row.cell(1) == "–"
+            and row.best == ()
+            and row.differences[1] == ""
+        )
+    both = compare_written(empty, empty)
+    assert both.rows == () and compare_runs(both.runs).config_differences == ()
 
 
-def test_only_what_differs_is_told_of_configurations(tmp_path: Path) -> None:
+def test_only_configuration_differences_are_listed(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    first = written(runs, "a", config={"train": {"seed": 1, "optimizer": {"use": "sgd", "lr": 0.1}}})
-    second = written(
+    first = write_run(runs, "a", config={"train": {"seed": 1, "optimizer": {"use": "sgd", "lr": 0.1}}})
+    second = write_run(
         runs,
         "b",
         config={"train": {"seed": 2, "optimizer": {"use": "adamw", "lr": 0.1, "eps": 1e-6}}},
         strategy="ddp",
     )
-    told = {row.key: row.values for row in side_by_side(first, second).configuration}
+    told = {row.key: row.values for row in compare_written(first, second).config_differences}
     assert told == {
         "train.seed": ("1", "2"),
         "train.optimizer.use": ("sgd", "adamw"),
@@ -217,100 +230,105 @@ def test_only_what_differs_is_told_of_configurations(tmp_path: Path) -> None:
     }
 
 
-def test_an_attempt_alone_has_its_own_figures(tmp_path: Path) -> None:
+def test_an_attempt_has_its_own_metrics(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs", "a", {"strategy": {"use": "dp"}})
-    run.begin(1, device_infos(2), steps=8, strategy="dp")
-    run.steps(0, 1, [8.0, 7.0, 6.0, 5.0, 9.0], step_s=0.5)
-    run.memory(0, 2, {0: {"gathered": 9 * MIB}, 1: {"gathered": MIB}})
+    run.start(1, device_infos(2), steps=8, strategy="dp")
+    run.write_steps(0, 1, [8.0, 7.0, 6.0, 5.0, 9.0], step_s=0.5)
+    run.write_memory(0, 2, {0: {"gathered": 9 * MIB}, 1: {"gathered": MIB}})
     run.writer("supervisor").write(events.RunEnded(outcome="stopped", exit_code=0, attempt=0))
-    run.begin(1, device_infos(2), steps=8, strategy="ddp", attempt=1)
+    run.start(1, device_infos(2), steps=8, strategy="ddp", attempt=1)
     run.writer("rank-0", 1).write(events.Restored(rank=0, step=4))
-    run.steps(0, 5, [4.0, 3.0, 2.0, 1.0], step_s=0.25, attempt=1)
-    run.memory(0, 5, {0: {"parameters": 2 * MIB}, 1: {"parameters": 2 * MIB}}, attempt=1)
+    run.write_steps(0, 5, [4.0, 3.0, 2.0, 1.0], step_s=0.25, attempt=1)
+    run.write_memory(0, 5, {0: {"parameters": 2 * MIB}, 1: {"parameters": 2 * MIB}}, attempt=1)
     run.end()
-    before, after, whole = (read(RunAt(run.path, attempt)) for attempt in (0, 1, None))
-    assert [one.figures.outcome for one in (before, after, whole)] == ["stopped", "completed", "completed"]
-    assert [one.figures.strategy for one in (before, after, whole)] == ["dp", "ddp", "ddp"]
-    assert [one.figures.value("step") for one in (before, after, whole)] == [5, 8, 8]
-    assert [one.figures.value("loss") for one in (before, after, whole)] == [9.0, 1.0, 1.0]
-    assert [one.figures.value("peak") for one in (before, after)] == [9 * MIB, 2 * MIB]
-    assert [one.figures.value("step_s") for one in (before, after)] == [0.5, 0.25]
-    assert [one.figures.name for one in (before, whole)] == ["a @0", "a"]
-    steps = _drawn(after, "step")
+    before, after, whole = (load_run(RunRef(run.path, attempt)) for attempt in (0, 1, None))
+    assert [one.run.outcome for one in (before, after, whole)] == ["stopped", "completed", "completed"]
+    assert [one.run.strategy for one in (before, after, whole)] == ["dp", "ddp", "ddp"]
+    assert [one.run.value("step") for one in (before, after, whole)] == [5, 8, 8]
+    assert [one.run.value("loss") for one in (before, after, whole)] == [9.0, 1.0, 1.0]
+    assert [one.run.value("peak") for one in (before, after)] == [9 * MIB, 2 * MIB]
+    assert [one.run.value("step_s") for one in (before, after)] == [0.5, 0.25]
+    assert [one.run.name for one in (before, whole)] == ["a @0", "a"]
+    steps = _curve_positions(after, "step")
     assert steps.tolist() == [5, 6, 7, 8]
-    assert _drawn(after, "time").tolist() == pytest.approx([0.25, 0.5, 0.75, 1.0])
-    assert _drawn(after, "samples").tolist() == [80, 96, 112, 128]  # 16 a step, those before it counted
+    assert _curve_positions(after, "time").tolist() == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert _curve_positions(after, "samples").tolist() == [
+        80,
+        96,
+        112,
+        128,
+    ]  # 16 a step, those before it counted
 
 
-def _drawn(run: ReadRun, by: str) -> Any:
-    return loss_line(run.fold, step_axis(run.fold, by)).average_x
+def _curve_positions(run: LoadedRun, by: str) -> Any:
+    return loss_curve(run.state, step_axis(run.state, by)).average_x
 
 
-def test_pauses_between_attempts_are_no_time_of_training(tmp_path: Path) -> None:
+def test_pauses_between_attempts_do_not_count(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs", "a")
-    run.begin(1, steps=4)
-    run.steps(0, 1, [4.0, 3.0], step_s=1.0)
-    run.begin(1, steps=4, attempt=1)
+    run.start(1, steps=4)
+    run.write_steps(0, 1, [4.0, 3.0], step_s=1.0)
+    run.start(1, steps=4, attempt=1)
     run.writer("rank-0", 1).write(events.Restored(rank=0, step=2))
     run.started += 86_400
-    run.steps(0, 3, [2.0, 1.0], step_s=1.0, attempt=1)
+    run.write_steps(0, 3, [2.0, 1.0], step_s=1.0, attempt=1)
     run.end()
-    whole = read(RunAt(run.path))
-    assert _drawn(whole, "time").tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0])
-    assert whole.figures.value("trained_s") == pytest.approx(4.0)
-    assert _drawn(whole, "samples").tolist() == [16, 32, 48, 64]
+    whole = load_run(RunRef(run.path))
+    assert _curve_positions(whole, "time").tolist() == pytest.approx([1.0, 2.0, 3.0, 4.0])
+    assert whole.run.value("trained_s") == pytest.approx(4.0)
+    assert _curve_positions(whole, "samples").tolist() == [16, 32, 48, 64]
 
 
-def test_an_axis_is_read_both_ways(tmp_path: Path) -> None:
-    run = read(RunAt(written(tmp_path / "runs", "a", [1.0] * 40).path))
+def test_an_axis_converts_both_ways(tmp_path: Path) -> None:
+    run = load_run(RunRef(write_run(tmp_path / "runs", "a", [1.0] * 40).path))
     for by, places in (("step", [1, 40]), ("time", [0.5, 20.0]), ("samples", [16, 640])):
-        axis = step_axis(run.fold, by)
-        assert axis.places_of(np.array([1.0, 40.0])).tolist() == pytest.approx(places)
+        axis = step_axis(run.state, by)
+        assert axis.positions_of(np.array([1.0, 40.0])).tolist() == pytest.approx(places)
         assert [axis.step_at(place) for place in places] == pytest.approx([1, 40])
-    within = loss_line(run.fold, step_axis(run.fold, "time"), within=(5.0, 6.0))
+    within = loss_curve(run.state, step_axis(run.state, "time"), x_range=(5.0, 6.0))
     assert within.average_x.min() <= 5.0 and within.average_x.max() >= 6.0 and len(within.average_x) < 8
 
 
-@pytest.mark.parametrize("by", BY)
-def test_an_axis_of_many_steps_has_few_knots_and_their_places(tmp_path: Path, by: str) -> None:
-    run = read(RunAt(written(tmp_path / "runs", "a", [1.0] * 3).path))
+@pytest.mark.parametrize("by", AXES)
+def test_a_long_axis_has_few_knots(tmp_path: Path, by: str) -> None:
+    run = load_run(RunRef(write_run(tmp_path / "runs", "a", [1.0] * 3).path))
     num_steps, random = 50_000, np.random.default_rng(0)
     steps, losses = np.arange(4.0, 4 + num_steps), np.ones((2, num_steps))
     samples, step_s = random.integers(1, 64, num_steps), random.uniform(0.5, 1.5, num_steps)
-    table = run.fold.attempts[0].table
+    table = run.state.attempts[0].table
     ended = float(table.column("ended")[-1]) + np.cumsum(step_s)
     table.append(np.stack([steps, *losses, samples, step_s, ended]))
-    axis = step_axis(run.fold, by)
+    axis = step_axis(run.state, by)
     assert len(axis._steps) <= 2 * 4096
     before = {"step": 1.0, "time": 0.5, "samples": 16.0}[by] * np.arange(1, 4)
     then = {"step": np.ones(num_steps), "time": step_s, "samples": samples}[by]
     exact = np.concatenate([before, before[-1] + np.cumsum(then)])
-    off = np.abs(axis.places_of(np.arange(1.0, 4 + num_steps)) - exact)
+    off = np.abs(axis.positions_of(np.arange(1.0, 4 + num_steps)) - exact)
     assert off.max() < 5e-4 * exact[-1], "steps between two knots lie on a line"
     assert off[[0, -1]] == pytest.approx(0, abs=1e-6) and axis.end == pytest.approx(exact[-1])
 
 
-def test_scripts_take_part_with_what_they_have(tmp_path: Path) -> None:
+def test_scripts_are_compared_by_their_known_metrics(tmp_path: Path) -> None:
     def script(lr: str, last: float) -> WrittenScript:
         run = WrittenScript(tmp_path / "runs", f"train {lr}", {"args": ["--lr", lr]})
-        run.launch(1)
-        run.see(
+        run.start_script(1)
+        run.observe_rank(
             model="net:Net", num_parameters=10, dataset="data:Set", num_samples=64, wrapper="DataParallel"
         )
-        run.step(0, 1, [3.0, None, None, last], step_s=0.5)
-        run.finish()
+        run.write_step_line(0, 1, [3.0, None, None, last], step_s=0.5)
+        run.end_script()
         return run
 
     first, second = script("0.1", 2.0), script("0.2", 1.0)
-    comparison = side_by_side(first, second)
-    assert row_of(comparison, "loss").best == (1,)
-    assert {row.key for row in comparison.configuration} == {"script.args"}
+    comparison = compare_written(first, second)
+    assert find_row(comparison, "loss").best == (1,)
+    assert {row.key for row in comparison.config_differences} == {"script.args"}
     assert not [row for row in comparison.rows if row.key in ("samples_per_s", "peak", "sent")]
-    assert step_axis(read(RunAt(first.path)).fold, "samples").end is None
-    mixed = side_by_side(first, second, written(tmp_path / "runs", "configured"))
-    assert "scripts" in row_of(mixed, "loss").unranked and {row.key for row in mixed.configuration} == {
-        "script.args"
-    }
+    assert step_axis(load_run(RunRef(first.path)).state, "samples").end is None
+    mixed = compare_written(first, second, write_run(tmp_path / "runs", "configured"))
+    assert "scripts" in find_row(mixed, "loss").not_ranked and {
+        row.key for row in mixed.config_differences
+    } == {"script.args"}
 
 
 @pytest.mark.parametrize(
@@ -328,77 +346,79 @@ def test_scripts_take_part_with_what_they_have(tmp_path: Path) -> None:
         ("rate", 500_000.0, 100.0, "5\u2009000×"),
     ],
 )
-def test_a_difference_in_words(unit: str, value: float, base: float, words: str) -> None:
-    assert difference_in_words(unit, Figure(value), Figure(base)) == words
+def test_differences_are_formatted(unit: str, value: float, base: float, words: str) -> None:
+    assert format_difference(unit, MetricValue(value), MetricValue(base)) == words
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(1.2345, "1.23 s"), (0.9999, "1.00 s"), (0.0125, "12.5 ms"), (8.4e-4, "840 µs"), (2e-7, "0.20 µs")],
 )
-def test_a_step_time_has_three_figures(seconds: float, words: str) -> None:
-    assert step_time(seconds) == words
+def test_a_step_time_has_three_digits(seconds: float, words: str) -> None:
+    assert format_step_time(seconds) == words
 
 
-def test_the_home_folder_is_shortened_wherever_it_is_named() -> None:
+def test_the_home_folder_is_shortened() -> None:
     home = Path("/home/me")
-    assert shortened("/home/me/runs/a", home) == "~/runs/a"
+    assert shorten_home("/home/me/runs/a", home) == "~/runs/a"
     assert (
-        shortened("rankdeck --runs '/home/me' --set x=/home/me/b /home/me", home)
+        shorten_home("rankdeck --runs '/home/me' --set x=/home/me/b /home/me", home)
         == "rankdeck --runs '~' --set x=~/b ~"
     )
-    assert shortened("/home/mel/runs", home) == "/home/mel/runs"
-    assert shortened("/root", Path("/")) == "/root"
+    assert shorten_home("/home/mel/runs", home) == "/home/mel/runs"
+    assert shorten_home("/root", Path("/")) == "/root"
 
 
-def test_labels_are_parted_and_stay_inside() -> None:
-    found = parted([10, 11, 12, 95, 99], 12, 0, 100)
+def test_labels_are_spaced_inside_the_chart() -> None:
+    found = space_labels([10, 11, 12, 95, 99], 12, 0, 100)
     assert found == sorted(found) and all(b - a >= 12 - 1e-9 for a, b in pairwise(found))
     assert found[0] >= 0 and found[-1] <= 100
     assert label_heights([(10, 50), (500, 51), (12, 50)], 0, 100) == [50, 51, 63]
     heights = label_heights([(0, 50), (15, 50), (17, 50)], 0, 100)
     assert all(b - a >= LABEL_HEIGHT for a, b in pairwise(sorted(heights))), "of the last two as well"
     assert ticks(0, 60, 6) == [0, 10, 20, 30, 40, 50, 60] and ticks(1.0, 1.0, 5) == [1.0]
-    assert len(set(DASHES)) == len(DASHES) == MOST_RUNS and set(BY) == {"step", "time", "samples"}
+    assert len(set(DASHES)) == len(DASHES) == MAX_RUNS and set(AXES) == {"step", "time", "samples"}
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_times_beyond_all_numbers_have_no_axis(tmp_path: Path) -> None:
+def test_infinite_times_have_no_axis(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs")
-    run.begin(1)
+    run.start(1)
     for step, ended in ((1, -1.7e308), (2, 1.7e308)):
         run.writer("rank-0").write(
             events.Steps(rank=0, first=step, loss_sum=[1.0], count=[1.0], ended=[ended], step_s=[0.1])
         )
     run.lose()
-    fold = read(RunAt(run.path)).fold
+    fold = load_run(RunRef(run.path)).state
     assert step_axis(fold, "time").end is None and step_axis(fold, "step").end is not None
-    rankdeck_here("report", run.path, "--html", tmp_path / "page.html", "--by", "time", code=0)
+    rankdeck_in_process("report", run.path, "--html", tmp_path / "page.html", "--by", "time", exit_code=0)
 
 
-def test_what_is_beyond_all_numbers_times_as_much_is_not_told() -> None:
-    tiny, huge = Figure(5e-324), Figure(1e308)
-    assert difference_in_words("bytes", huge, tiny) == ""
+def test_an_infinite_ratio_is_not_shown() -> None:
+    tiny, huge = MetricValue(5e-324), MetricValue(1e308)
+    assert format_difference("bytes", huge, tiny) == ""
 
 
-def test_a_configuration_that_somebody_has_broken_is_compared_as_it_stands() -> None:
+def test_an_invalid_configuration_is_compared_as_text() -> None:
     odd: list[Any] = [{"model": {"use": {}}}, {"model": {"use": [1]}}, {"model": {"use": "mlp"}}]
-    runs: Any = [SimpleNamespace(background=SimpleNamespace(tables=tables)) for tables in odd]
-    rows = {row.key: row.values for row in of_configurations(runs)}
+    runs: Any = [SimpleNamespace(setup=SimpleNamespace(tables=tables)) for tables in odd]
+    rows = {row.key: row.values for row in config_differences(runs)}
     assert rows["model.use"] == ("{}", "[1]", "mlp")
 
 
-def test_whether_runs_equal_one_device_is_a_row_of_words(tmp_path: Path) -> None:
+def test_verification_is_a_row_of_text(tmp_path: Path) -> None:
     runs = [
-        written(tmp_path / "runs", name, verified=outcome)
+        write_run(tmp_path / "runs", name, verified=outcome)
         for name, outcome in (("a", "equal"), ("b", "unchecked"))
     ]
-    runs.append(written(tmp_path / "runs", "old"))
-    row = row_of(side_by_side(*runs), "verified")
+    runs.append(write_run(tmp_path / "runs", "old"))
+    row = find_row(compare_written(*runs), "verified")
     assert row.label == "One device" and not row.best and not any(row.differences)
     assert [row.cell(place) for place in range(3)] == ["equal", "not verified", "–"]
-    assert row.more(0) == "largest difference 6e-16" and "do not fit" in row.more(1) and row.more(2) == ""
-    out = rankdeck_here("compare", *(run.path for run in runs), code=0).out
+    assert (
+        row.detail(0) == "largest difference 6e-16" and "do not fit" in row.detail(1) and row.detail(2) == ""
+    )
+    out = rankdeck_in_process("compare", *(run.path for run in runs), exit_code=0).out
     assert "One device" in out and "largest difference 6e-16" in " ".join(out.split())
     assert "\nB: Two steps of the model on one device do not fit the memory\n" in out, "below the table"
-    assert not [row for row in side_by_side(runs[2]).rows if row.key == "verified"], "nobody checked"
+    assert not [row for row in compare_written(runs[2]).rows if row.key == "verified"], "nobody checked"

@@ -10,44 +10,58 @@ from xml.etree import ElementTree
 import pytest
 
 from rankdeck.base.errors import ConfigError
-from rankdeck.compare.figures import read
-from rankdeck.compare.naming import RunAt
-from rankdeck.compare.page import page_of, write_page
-from rankdeck.compare.table import compare
-from tests.helpers.hostile_run import HOSTILE, Seen, hostile
+from rankdeck.compare.page import render_comparison, write_page
+from rankdeck.compare.run_metrics import load_run
+from rankdeck.compare.run_ref import RunRef
+from rankdeck.compare.table import compare_runs
+from tests.helpers.hostile_run import HOSTILE, ParsedPage, write_hostile_run
 from tests.helpers.written_run import WrittenRun
 
-_ASKING = {"script", "link", "img", "iframe", "object", "embed", "video", "audio", "form", "base", "source"}
-_ADDRESSES = {"src", "href", "xlink:href", "action", "data", "poster", "srcset", "background"}
+_FORBIDDEN_TAGS = {
+    "script",
+    "link",
+    "img",
+    "iframe",
+    "object",
+    "embed",
+    "video",
+    "audio",
+    "form",
+    "base",
+    "source",
+}
+_URL_ATTRIBUTES = {"src", "href", "xlink:href", "action", "data", "poster", "srcset", "background"}
 
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     read_runs = [
-        read(RunAt(hostile(tmp_path / "runs", name, losses).path))
+        load_run(RunRef(write_hostile_run(tmp_path / "runs", name, losses).path))
         for name, losses in (("one", [4.0, 3.0, 2.0, 1.0]), ("two", [4.0, float("nan"), None, 2.0]))
     ]
-    return page_of(compare([run.figures for run in read_runs]), [run.fold for run in read_runs], "time")
+    return render_comparison(
+        compare_runs([run.run for run in read_runs]), [run.state for run in read_runs], "time"
+    )
 
 
-def test_words_of_a_run_stay_words(page: str) -> None:
-    seen = Seen(page)
+def test_text_of_a_run_is_escaped(page: str) -> None:
+    seen = ParsedPage(page)
     assert seen.text.count(HOSTILE) >= 4
     assert "<b>one</b>" in seen.text and "dp<b>" in seen.text
-    assert not [tag for tag, _ in seen.elements if tag in _ASKING]
+    assert not [tag for tag, _ in seen.elements if tag in _FORBIDDEN_TAGS]
     assert not [attrs for _, attrs in seen.elements if any(name.startswith("on") for name in attrs)]
 
 
-def test_the_page_asks_nobody_for_anything(page: str) -> None:
-    seen = Seen(page)
+def test_the_page_loads_nothing(page: str) -> None:
+    seen = ParsedPage(page)
     policies = [
         attrs["content"]
         for tag, attrs in seen.elements
         if attrs.get("http-equiv") == "Content-Security-Policy"
     ]
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
-    assert not [attrs for _, attrs in seen.elements if _ADDRESSES & attrs.keys()]
+    assert not [attrs for _, attrs in seen.elements if _URL_ATTRIBUTES & attrs.keys()]
     style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)
     assert style is not None and "@import" not in style[1] and "//" not in style[1]
     assert set(re.findall(r"url\(([^)]*)\)", page)) <= {f"#clip-{by}" for by in ("step", "time", "samples")}
@@ -57,8 +71,8 @@ def test_home_folders_are_shortened(page: str) -> None:
     assert str(Path.home()) not in page and "~/secret/model.py" in page
 
 
-def test_losses_lie_over_steps_time_and_samples_and_the_asked_one_is_on_top(page: str) -> None:
-    boxes = {attrs["id"]: "checked" in attrs for tag, attrs in Seen(page).elements if tag == "input"}
+def test_losses_are_drawn_over_the_chosen_axis(page: str) -> None:
+    boxes = {attrs["id"]: "checked" in attrs for tag, attrs in ParsedPage(page).elements if tag == "input"}
     assert boxes == {"by-step": False, "by-time": True, "by-samples": False}
     drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(drawings) == 3
@@ -74,17 +88,17 @@ def test_losses_lie_over_steps_time_and_samples_and_the_asked_one_is_on_top(page
             assert -1000 < float(number) < 3000
 
 
-def test_both_themes_and_a_printer_are_thought_of(page: str) -> None:
+def test_the_page_supports_dark_mode_and_print(page: str) -> None:
     assert "prefers-color-scheme: dark" in page and "@media print" in page
 
 
-def written(tmp_path: Path) -> Any:
-    run = read(RunAt(hostile(tmp_path / "runs", "one", [1.0, 2.0, 3.0, 4.0]).path))
-    return compare([run.figures, run.figures]), [run.fold, run.fold]
+def load_comparison(tmp_path: Path) -> Any:
+    run = load_run(RunRef(write_hostile_run(tmp_path / "runs", "one", [1.0, 2.0, 3.0, 4.0]).path))
+    return compare_runs([run.run, run.run]), [run.state, run.state]
 
 
-def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    comparison, folds = written(tmp_path)
+def test_a_page_is_written_atomically(tmp_path: Path) -> None:
+    comparison, folds = load_comparison(tmp_path)
     file = tmp_path / "page.html"
     file.write_text("old")
     write_page(file, comparison, folds, "step")
@@ -96,10 +110,10 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_page(tmp_path, comparison, folds, "step")
 
 
-def test_runs_that_told_nothing_have_a_page_too(tmp_path: Path) -> None:
+def test_runs_without_metrics_have_a_page(tmp_path: Path) -> None:
     empty = WrittenRun(tmp_path / "runs", "empty")
-    empty.begin()
-    run = read(RunAt(empty.path))
+    empty.start()
+    run = load_run(RunRef(empty.path))
     empty.lose()
-    page = page_of(compare([run.figures, run.figures]), [run.fold, run.fold], "samples")
+    page = render_comparison(compare_runs([run.run, run.run]), [run.state, run.state], "samples")
     assert "<svg" not in page and "empty beside empty" in page

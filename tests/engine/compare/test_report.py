@@ -11,24 +11,24 @@ import pytest
 from rankdeck import events
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
-from rankdeck.compare.figures import DeviceShare, Figure, read
-from rankdeck.compare.naming import RunAt
-from rankdeck.compare.page import report_of, write_report
-from rankdeck.compare.reported import fixes
+from rankdeck.compare.page import render_report, write_report
+from rankdeck.compare.run_metrics import ComparedDevice, MetricValue, load_run
+from rankdeck.compare.run_ref import RunRef
+from rankdeck.compare.run_report import suggest_fixes
 from rankdeck.diagnose.fixes import Fix
-from rankdeck.diagnose.out_of_memory import RanOut
+from rankdeck.diagnose.out_of_memory import OutOfMemoryReport
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.prediction import prediction_file
 from rankdeck.run.row import read_info
-from rankdeck.rundir import create_race
-from tests.helpers.hostile_run import HOSTILE, Seen, hostile
+from rankdeck.run_dir import create_race
+from tests.helpers.hostile_run import HOSTILE, ParsedPage, write_hostile_run
 from tests.helpers.verified import VERIFIED
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 from tests.helpers.written_script import WrittenScript
 
 
-def planned(run: WrittenRun, *sizes: int) -> None:
+def write_prediction(run: WrittenRun, *sizes: int) -> None:
     devices = [
         PlannedDevice(device=at, active_bytes=size * MIB, total_bytes=size * MIB)
         for at, size in enumerate(sizes)
@@ -37,9 +37,9 @@ def planned(run: WrittenRun, *sizes: int) -> None:
     prediction_file(run.dir).write_bytes(plan_lines.encode(line))
 
 
-def test_the_page_has_what_the_run_came_to(tmp_path: Path) -> None:
-    run = hostile(tmp_path / "runs", "one", [4.0, 3.0, 2.0, 1.0])
-    planned(run, 88, 10)
+def test_the_report_has_the_results_of_the_run(tmp_path: Path) -> None:
+    run = write_hostile_run(tmp_path / "runs", "one", [4.0, 3.0, 2.0, 1.0])
+    write_prediction(run, 88, 10)
     run.writer("rank-0").write(VERIFIED["equal"])
     run.writer("rank-0").write(
         events.Spans(
@@ -47,8 +47,8 @@ def test_the_page_has_what_the_run_came_to(tmp_path: Path) -> None:
             device=[0, 0], start_us=[0, 8000], duration_us=[8000, 12500],
         )
     )  # fmt: skip
-    page = report_of(read(RunAt(run.path)), "samples")
-    seen = Seen(page)
+    page = render_report(load_run(RunRef(run.path)), "samples")
+    seen = ParsedPage(page)
     assert "One device" in seen.text and "largest difference 6e-16" in seen.text
     for words in ("80.0 MiB", "88.0 MiB", "+10.00 %", "8.00 ms", "12.5 ms", "<backward>", "Nobody predicted"):
         assert (words in seen.text) == (words != "Nobody predicted"), words
@@ -60,17 +60,17 @@ def test_the_page_has_what_the_run_came_to(tmp_path: Path) -> None:
     assert boxes == {"by-step": False, "by-time": False, "by-samples": True}
 
 
-def test_a_run_that_told_nothing_has_a_page_and_an_attempt_its_own(tmp_path: Path) -> None:
+def test_empty_runs_and_attempts_have_reports(tmp_path: Path) -> None:
     empty = WrittenRun(tmp_path / "runs", "empty")
-    empty.begin()
+    empty.start()
     empty.lose()
-    write_report(tmp_path / "empty.html", read(RunAt(empty.path)), "time")
-    text = Seen((tmp_path / "empty.html").read_text()).text
+    write_report(tmp_path / "empty.html", load_run(RunRef(empty.path)), "time")
+    text = ParsedPage((tmp_path / "empty.html").read_text()).text
     assert "lost" in text and "killed from outside" in text and "rankdeck resume" not in text
     commit_checkpoint(empty)
     resumed = f"rankdeck resume {empty.dir.name}"
-    assert resumed in report_of(read(RunAt(empty.path)), "step")
-    assert resumed not in report_of(read(RunAt(empty.path, 0)), "step")
+    assert resumed in render_report(load_run(RunRef(empty.path)), "step")
+    assert resumed not in render_report(load_run(RunRef(empty.path, 0)), "step")
 
 
 def commit_checkpoint(run: WrittenRun | WrittenScript) -> None:
@@ -79,15 +79,15 @@ def commit_checkpoint(run: WrittenRun | WrittenScript) -> None:
     (saved / "COMMIT").write_text("{}")
 
 
-def test_nothing_goes_on_from_an_entry_of_a_race(tmp_path: Path) -> None:
+def test_a_race_entry_gets_no_resume_command(tmp_path: Path) -> None:
     race = create_race(tmp_path, "race", "")
     race.file.write_text("{}")
     entry = WrittenRun(race.entries_folder, "1-ddp")
-    entry.begin(1, device_infos(2), steps=8)
+    entry.start(1, device_infos(2), steps=8)
     entry.end("stopped", 0)
     commit_checkpoint(entry)
     placed = entry.path.rename(race.entries_folder / "1-ddp")
-    assert "rankdeck resume" not in report_of(read(RunAt(placed)), "step")
+    assert "rankdeck resume" not in render_report(load_run(RunRef(placed)), "step")
 
 
 GIB = 2**30
@@ -109,7 +109,7 @@ GIB = 2**30
         ({"step": 5}, (), {"outcome": "stopped"}, "newest checkpoint"),
     ],
 )
-def test_what_to_try_next_follows_from_a_figure(
+def test_fixes_follow_from_metrics(
     tmp_path: Path,
     figures: Mapping[str, float],
     sizes: tuple[int, ...],
@@ -117,34 +117,34 @@ def test_what_to_try_next_follows_from_a_figure(
     said: str,
 ) -> None:
     written = WrittenRun(tmp_path / "runs", "a run")
-    written.begin(1, device_infos(3), steps=8)
+    written.start(1, device_infos(3), steps=8)
     written.end()
     commit_checkpoint(written)
     run = replace(
-        read(RunAt(written.path)).figures,
-        figures={key: Figure(value, 7) for key, value in figures.items()},
-        devices=tuple(DeviceShare(f"GPU {at}", size * GIB, {}) for at, size in enumerate(sizes)),
+        load_run(RunRef(written.path)).run,
+        metrics={key: MetricValue(value, 7) for key, value in figures.items()},
+        devices=tuple(ComparedDevice(f"GPU {at}", size * GIB, {}) for at, size in enumerate(sizes)),
         **changes,  # type: ignore[arg-type]
     )
-    told = fixes(run)
+    told = suggest_fixes(run)
     assert [said in one.text for one in told] == ([True] if said else [])
     assert all("a run" not in one.command_line or "'" in one.command_line for one in told)
 
 
-def test_a_script_that_was_stopped_has_nothing_to_continue_from(tmp_path: Path) -> None:
+def test_a_stopped_script_gets_no_resume_command(tmp_path: Path) -> None:
     run = WrittenScript(tmp_path / "runs")
-    run.launch(1)
-    run.step(0, 1, [3.0, 2.0])
+    run.start_script(1)
+    run.write_step_line(0, 1, [3.0, 2.0])
     run.end("stopped")
     commit_checkpoint(run)  # its own file, which happens to be called so
-    assert fixes(read(RunAt(run.path)).figures) == []
+    assert suggest_fixes(load_run(RunRef(run.path)).run) == []
     assert not read_info(run.dir).is_resumable
 
 
-def test_a_way_out_of_a_lack_of_memory_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+def test_the_command_of_a_fix_is_shell_quoted(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs", "one")
     command = ["rankdeck", "train", "/my work/run.toml", "--set", "data.args={seed = 1}"]
     why = Problem("out-of-memory", "There was no room.")
-    ran = RanOut(why, Allocation(), fixes=[Fix("Use less.", command=command)])
-    page = Seen(report_of(read(RunAt(run.path)), "samples", ran))
+    ran = OutOfMemoryReport(why, Allocation(), fixes=[Fix("Use less.", command=command)])
+    page = ParsedPage(render_report(load_run(RunRef(run.path)), "samples", ran))
     assert "rankdeck train '/my work/run.toml' --set 'data.args={seed = 1}'" in page.text

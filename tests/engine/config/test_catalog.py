@@ -14,7 +14,7 @@ from rankdeck.config.catalog import (
     OPTIMIZERS,
     SCHEDULES,
     STRATEGIES,
-    CatalogCard,
+    CatalogSpec,
     DdpOptions,
     GptArgs,
     MlpArgs,
@@ -23,25 +23,25 @@ from rankdeck.config.catalog import (
 )
 from rankdeck.data.digits import NUM_TRAIN
 
-TABLES: list[Mapping[str, CatalogCard]] = [STRATEGIES, MODELS, DATA, LOSSES, OPTIMIZERS, SCHEDULES]
-CARDS = [card for table in TABLES for card in table.values()]
+TABLES: list[Mapping[str, CatalogSpec]] = [STRATEGIES, MODELS, DATA, LOSSES, OPTIMIZERS, SCHEDULES]
+SPECS = [card for table in TABLES for card in table.values()]
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: f"{card.target}")
-def test_every_card_points_at_a_module_and_speaks_in_short_words(card: CatalogCard) -> None:
+@pytest.mark.parametrize("card", SPECS, ids=lambda card: f"{card.target}")
+def test_every_spec_has_a_module_a_title_and_a_short_hint(card: CatalogSpec) -> None:
     module = card.target.partition(":")[0]
     assert importlib.util.find_spec(module) is not None
     assert card.title and card.summary and len(card.hint.split()) <= 4
 
 
 @pytest.mark.parametrize("card", STRATEGIES.values(), ids=lambda card: card.name)
-def test_every_strategy_loads_and_answers_the_four_questions(card: CatalogCard) -> None:
+def test_every_strategy_loads_and_describes_itself(card: CatalogSpec) -> None:
     assert callable(card.load())
     strategy = STRATEGIES[card.name]
-    assert all((strategy.lives, strategy.sends, strategy.wins, strategy.breaks))
+    assert all((strategy.placement, strategy.communication, strategy.strengths, strategy.limits))
 
 
-def test_fields_carry_bounds_choices_and_defaults() -> None:
+def test_option_fields_have_bounds_choices_and_defaults() -> None:
     fields = {field.name: field for field in option_fields(DdpOptions)}
     assert fields["bucket_mb"].kind == "float"
     assert (fields["bucket_mb"].minimum, fields["bucket_mb"].maximum) == (0, 1024)
@@ -50,7 +50,7 @@ def test_fields_carry_bounds_choices_and_defaults() -> None:
     assert fields["sync"].default in fields["sync"].choices
 
 
-def test_optional_lists_and_plain_numbers_are_told_apart() -> None:
+def test_option_fields_distinguish_optional_lists_and_numbers() -> None:
     gpt = {field.name: field for field in option_fields(GptArgs)}
     assert gpt["vocabulary"].optional and gpt["vocabulary"].kind == "int" and gpt["vocabulary"].minimum == 1
     assert gpt["layers"].default == 4 and not gpt["layers"].optional
@@ -58,7 +58,7 @@ def test_optional_lists_and_plain_numbers_are_told_apart() -> None:
     assert option_fields(ResnetArgs)[0].choices == (18, 34, 50, 101)
 
 
-def test_digits_has_as_many_samples_as_its_card_says() -> None:
+def test_the_digits_spec_has_the_number_of_samples() -> None:
     assert DATA["digits"].train_samples == NUM_TRAIN
 
 

@@ -23,7 +23,7 @@ def config_of(text: str = "", *overrides: str, **changes: str) -> RunConfig:
     return from_text(textwrap.dedent(text), folder=HERE, overrides=overrides, **changes)
 
 
-def test_five_mistakes_get_five_messages_with_line_path_and_suggestion() -> None:
+def test_five_mistakes_get_five_messages_with_line_and_advice() -> None:
     text = """\
     [model]
     use = "gtp"
@@ -133,14 +133,14 @@ def test_five_mistakes_get_five_messages_with_line_path_and_suggestion() -> None
         ),
     ],
 )
-def test_every_mistake_has_its_words(text: str, code: str, path: str, words: str) -> None:
+def test_every_mistake_has_its_code_path_and_advice(text: str, code: str, path: str, words: str) -> None:
     (found,) = problems_of(text)
     assert (found.code, found.path) == (code, path)
     assert found.advice is not None and words in found.advice
     assert found.line is not None or "name" not in text
 
 
-def test_what_is_not_toml_names_the_line() -> None:
+def test_invalid_toml_is_refused_with_its_line() -> None:
     (found,) = problems_of('[train]\nsteps = 5\nname = "open\n')
     assert (found.code, found.line) == ("toml", 3)
     (at_end,) = problems_of("[train]\nsteps =")
@@ -151,12 +151,12 @@ def test_what_is_not_toml_names_the_line() -> None:
     ("override", "words"),
     [("train.steps", "not key=value"), ("=5", "not key=value"), ("train.seed.x=1", "is not a table")],
 )
-def test_an_override_that_makes_no_sense_is_told(override: str, words: str) -> None:
+def test_an_invalid_override_is_refused(override: str, words: str) -> None:
     (found,) = problems_of("[train]\nseed = 1\n", override)
     assert found.code == "override" and words in found.message and found.advice
 
 
-def test_a_mistake_on_the_command_line_blames_no_line_of_the_file() -> None:
+def test_a_command_line_mistake_has_no_line_number() -> None:
     text = "[train]\nsteps = 50\n[strategy]\nuse = 'ddp'\n"
     (found,) = problems_of(text, "train.steps=many")
     assert (found.path, found.line) == ("train.steps", None)
@@ -164,7 +164,7 @@ def test_a_mistake_on_the_command_line_blames_no_line_of_the_file() -> None:
     assert (found.path, found.line) == ("strategy.use", None)
 
 
-def test_overrides_reach_every_option_and_may_be_plain_words() -> None:
+def test_overrides_set_any_option_without_quotes() -> None:
     config = config_of(
         "[train]\nepochs = 3\n",
         "train.steps=7",
@@ -180,7 +180,7 @@ def test_overrides_reach_every_option_and_may_be_plain_words() -> None:
     assert config.name == "a b"
 
 
-def test_a_strategy_from_the_command_line_replaces_the_whole_table_and_overrides_come_after() -> None:
+def test_strategy_option_replaces_the_table_before_overrides_apply() -> None:
     text = '[strategy]\nuse = "dp"\nparallel_loss = true\n'
     config = config_of(text, "strategy.bucket_mb=5", strategy="ddp")
     assert config.strategy.use == "ddp"
@@ -188,7 +188,7 @@ def test_a_strategy_from_the_command_line_replaces_the_whole_table_and_overrides
     assert "parallel_loss" not in config.strategy.options
 
 
-def test_the_shortest_file_is_whole() -> None:
+def test_an_empty_file_is_a_complete_configuration() -> None:
     config = config_of("")
     assert (config.model.use, config.data.use, config.strategy.use, config.devices.use) == (
         "mlp",
@@ -199,8 +199,8 @@ def test_the_shortest_file_is_whole() -> None:
     assert config.name == "run"
 
 
-@pytest.mark.parametrize("card", presets.all(), ids=lambda card: card.name)
-def test_the_resolved_copy_reproduces_the_run_alone(card: presets.PresetCard, tmp_path: Path) -> None:
+@pytest.mark.parametrize("card", presets.list_presets(), ids=lambda card: card.name)
+def test_the_resolved_copy_loads_to_the_same_configuration(card: presets.Preset, tmp_path: Path) -> None:
     config = load(card.path)
     copy = tmp_path / "elsewhere" / "config.toml"
     copy.parent.mkdir()
@@ -209,7 +209,7 @@ def test_the_resolved_copy_reproduces_the_run_alone(card: presets.PresetCard, tm
     assert from_dict(config.to_dict(), folder=tmp_path) == config
 
 
-def test_relative_paths_start_in_the_configurations_folder_and_end_up_absolute(tmp_path: Path) -> None:
+def test_relative_paths_resolve_against_the_configuration_folder(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[model]\nuse = "net.py:make"\n[data]\nuse = "text"\nargs = { path = "books" }\n')
     config = load(file)
@@ -219,11 +219,11 @@ def test_relative_paths_start_in_the_configurations_folder_and_end_up_absolute(t
     assert load(file, folder=tmp_path / "a").data.args["path"] == str(tmp_path.resolve() / "a" / "books")
 
 
-def test_the_running_pythons_own_source_is_no_path() -> None:
+def test_the_stdlib_data_path_is_not_resolved() -> None:
     assert config_of('[data]\nuse = "text"\n').data.args["path"] == "@stdlib"
 
 
-def test_code_folders_are_those_of_the_persons_own_code_only(tmp_path: Path) -> None:
+def test_code_folders_are_those_of_user_code_only(tmp_path: Path) -> None:
     assert config_of("").code_folders() == []
     text = f'[model]\nuse = "{tmp_path}/nets/net.py:make"\n[data]\nuse = "mine.data:make"\n'
     assert config_of(text).code_folders() == [(tmp_path / "nets").resolve(), HERE.resolve()]
@@ -238,13 +238,13 @@ def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
         load(tmp_path / "latin.toml")
 
 
-def test_the_mark_that_some_editors_put_first_is_no_mistake(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "marked.toml"
     file.write_bytes(b"\xef\xbb\xbf[train]\nsteps = 3\n")
     assert load(file).train.steps == 3
 
 
-def test_the_file_of_the_problems_is_known(tmp_path: Path) -> None:
+def test_a_config_error_knows_its_file(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text("[train]\nstep = 1\n")
     with pytest.raises(ConfigError) as caught:
@@ -252,14 +252,14 @@ def test_the_file_of_the_problems_is_known(tmp_path: Path) -> None:
     assert caught.value.file == str(file)
 
 
-def test_a_batch_divides_over_devices_and_accumulation_or_says_what_would() -> None:
+def test_an_uneven_global_batch_is_refused_with_the_nearest_ones() -> None:
     config = config_of('[train]\nglobal_batch = 32\naccumulate = 3\n[strategy]\nuse = "ddp"\n')
     (found,) = batch_problems(config.train, config.strategy, 4)
     assert found.advice == "Use 24 or 36."
     assert batch_problems(config.train, config_of("").strategy, 4)[0].advice == "Use 30 or 33."
 
 
-def test_what_is_still_to_be_filled_in_is_told_with_its_line_and_nothing_else_is() -> None:
+def test_placeholders_are_reported_with_their_lines() -> None:
     text = """\
     [model]
     use = "?"
@@ -282,7 +282,7 @@ def test_what_is_still_to_be_filled_in_is_told_with_its_line_and_nothing_else_is
     ]
 
 
-def test_a_plan_reads_what_only_the_chosen_strategy_refuses() -> None:
+def test_a_plan_loads_what_only_the_chosen_strategy_refuses() -> None:
     strategy = 'strategy = { use = "ddp", bucket_mb = 5 }'
     text = f'train = {{ global_batch = 33 }}\ndevices = {{ use = "cpu:2" }}\n{strategy}'
     with pytest.raises(ConfigError, match="does not divide"):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import rankdeck.config
-from rankdeck.base.errors import ConfigError, Problem, fix_in_words
-from rankdeck.config import capabilities, from_dict, from_text
-from tests.helpers.wrong_configs import REFUSED, WRONG, Wrong
+from rankdeck.base.errors import ConfigError, Problem, format_fix
+from rankdeck.config import compatibility, from_dict, from_text
+from tests.helpers.wrong_configs import REFUSED, WRONG, WrongConfig
 
 FOLDER = Path("/somewhere")
-_ROOMS = ("checks", "rules", "loading", "mesh_sizes", "microbatches")
+_MODULES = ("checks", "rules", "loading", "mesh_sizes", "microbatches")
 # Of a command line, of text that is no TOML, and of devices that only a plan can name (1024 GPUs).
 _NOT_IN_A_FILE = {"override", "toml", "unreadable", "too-many-devices"}
 
@@ -28,7 +28,7 @@ def problems_of(tables: dict[str, Any]) -> list[Problem]:
     return []
 
 
-def changed(tables: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def apply_changes(tables: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for dotted, value in changes.items():
         *places, key = dotted.split(".")
         table = tables
@@ -42,7 +42,7 @@ def changed(tables: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.code}-{wrong.path}")
-def test_a_mistake_names_its_key_and_line_and_its_changes_fix_it(wrong: Wrong) -> None:
+def test_a_mistake_names_its_key_and_line_and_its_changes_fix_it(wrong: WrongConfig) -> None:
     with pytest.raises(ConfigError) as caught:
         from_text(wrong.text, folder=FOLDER)
     (problem,) = caught.value.problems
@@ -50,17 +50,17 @@ def test_a_mistake_names_its_key_and_line_and_its_changes_fix_it(wrong: Wrong) -
     assert problem.line is not None or wrong.code == "missing"
     assert bool(problem.cure) == wrong.has_fix
     if problem.cure:
-        left = problems_of(changed(tomllib.loads(wrong.text), problem.cure))
+        left = problems_of(apply_changes(tomllib.loads(wrong.text), problem.cure))
         assert (wrong.code, wrong.path) not in [(other.code, other.path) for other in left]
 
 
-def test_every_refusal_and_every_rule_has_a_row_above() -> None:
-    for row, wrong in zip(capabilities.REFUSALS, REFUSED, strict=True):
+def test_every_incompatibility_and_rule_has_a_test_row() -> None:
+    for row, wrong in zip(compatibility.INCOMPATIBILITIES, REFUSED, strict=True):
         with pytest.raises(ConfigError) as caught:
             from_text(wrong.text, folder=FOLDER)
         assert caught.value.message == row.why
     folder = Path(rankdeck.config.__file__).parent
-    said = {code for room in _ROOMS for code in _codes(folder / f"{room}.py")}
+    said = {code for room in _MODULES for code in _codes(folder / f"{room}.py")}
     assert said - _NOT_IN_A_FILE == {wrong.code for wrong in WRONG}
 
 
@@ -79,16 +79,15 @@ def _codes(file: Path) -> set[str]:
     return found
 
 
-def test_a_refusals_fix_is_in_its_advice() -> None:
-    for row in capabilities.REFUSALS:
-        assert row.instead.startswith(fix_in_words(row.cure)) and row.instead.endswith(".")
+def test_the_advice_of_an_incompatibility_starts_with_its_fix() -> None:
+    for row in compatibility.INCOMPATIBILITIES:
+        assert row.advice.startswith(format_fix(row.changes)) and row.advice.endswith(".")
 
 
-def test_a_fix_is_written_as_the_file_has_it() -> None:
-    assert fix_in_words({"train.clip_norm": 0}) == "Set train.clip_norm = 0"
-    assert fix_in_words({"a.b": "bf16", "a.c": False}) == 'Set a.b = "bf16" and a.c = false'
-    assert fix_in_words({"train.stpes": None}) == "Leave train.stpes out"
+def test_a_fix_is_formatted_as_in_the_file() -> None:
+    assert format_fix({"train.clip_norm": 0}) == "Set train.clip_norm = 0"
+    assert format_fix({"a.b": "bf16", "a.c": False}) == 'Set a.b = "bf16" and a.c = false'
+    assert format_fix({"train.stpes": None}) == "Leave train.stpes out"
     assert (
-        fix_in_words({"train.stpes": None, "train.steps": 5})
-        == "Set train.steps = 5 and leave train.stpes out"
+        format_fix({"train.stpes": None, "train.steps": 5}) == "Set train.steps = 5 and leave train.stpes out"
     )

@@ -20,11 +20,11 @@ from rankdeck.config.devices import DeviceSelection, parse_devices
         ("gpu:GPU-12ab-34", DeviceSelection("gpu", gpus=("GPU-12ab-34",))),
     ],
 )
-def test_devices_are_read(text: str, selection: DeviceSelection) -> None:
+def test_devices_are_parsed(text: str, selection: DeviceSelection) -> None:
     assert parse_devices(text) == selection
 
 
-def test_only_a_count_that_the_machine_cannot_change_is_known() -> None:
+def test_the_device_count_is_known_only_if_it_is_written() -> None:
     known = [parse_devices(text).known_count for text in ("cpu:4", "gpu:0,2", "gpu:all", "auto")]
     assert known == [4, 2, None, None]
 
@@ -32,7 +32,7 @@ def test_only_a_count_that_the_machine_cannot_change_is_known() -> None:
 @pytest.mark.parametrize(
     "text", ["", "tpu:0", "cpu:0", "cpu:65", "cpu:two", "gpu", "gpu:", "gpu:0,x", "gpu:0,0", "auto:2"]
 )
-def test_anything_else_is_refused_with_what_to_write(text: str) -> None:
+def test_invalid_devices_are_refused_with_advice(text: str) -> None:
     with pytest.raises(DeviceError) as caught:
         parse_devices(text)
     assert caught.value.advice

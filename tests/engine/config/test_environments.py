@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.config.environments import Interpreter, all_known, describe
+from rankdeck.config.environments import Interpreter, describe_interpreter, find_interpreters
 
 
 def python_at(prefix: Path, *names: str) -> Path:
@@ -44,21 +44,23 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 def found(folder: Path, environ: dict[str, str]) -> dict[str, Interpreter]:
     """By name, without what this machine has outside of the test's folder."""
-    here = (item for item in all_known(folder, environ) if item.python.is_relative_to(folder.parent))
+    here = (item for item in find_interpreters(folder, environ) if item.python.is_relative_to(folder.parent))
     return {item.name: item for item in here}
 
 
-def test_a_real_environment_tells_its_python_and_its_torch(tmp_path: Path, home: dict[str, str]) -> None:
+def test_python_and_torch_versions_of_a_real_environment_are_read(
+    tmp_path: Path, home: dict[str, str]
+) -> None:
     python = venv_at(tmp_path / "project" / ".venv")
     torch_in(site(tmp_path / "project" / ".venv"), "2.4.1+cu121")
     (only,) = found(tmp_path / "project", home).values()
     version = ".".join(map(str, sys.version_info[:3]))
     assert only == Interpreter(python, "venv", ".venv", version, "2.4.1+cu121")
-    assert only.versions() == f"Python {version}, torch 2.4.1+cu121"
-    assert not only.is_own
+    assert only.format_versions() == f"Python {version}, torch 2.4.1+cu121"
+    assert not only.is_rankdeck
 
 
-def test_torch_of_the_system_counts_where_it_is_seen(tmp_path: Path, home: dict[str, str]) -> None:
+def test_system_torch_counts_only_with_system_site_packages(tmp_path: Path, home: dict[str, str]) -> None:
     base = tmp_path / "base"
     torch_in(base / "lib" / "python3.12" / "site-packages", "2.7.0")
     for name, sees in (("with", "true"), ("without", "false")):
@@ -69,10 +71,10 @@ def test_torch_of_the_system_counts_where_it_is_seen(tmp_path: Path, home: dict[
     listed = found(tmp_path / "project", home)
     assert (listed["with"].python_version, listed["with"].torch_version) == ("3.12.4", "2.7.0")
     assert (listed["without"].python_version, listed["without"].torch_version) == ("3.12.4", None)
-    assert listed["without"].versions() == "Python 3.12.4, no torch found"
+    assert listed["without"].format_versions() == "Python 3.12.4, no torch found"
 
 
-def test_torch_in_a_folder_that_a_pth_file_adds_is_found(tmp_path: Path, home: dict[str, str]) -> None:
+def test_torch_in_a_folder_from_a_pth_file_is_found(tmp_path: Path, home: dict[str, str]) -> None:
     prefix = tmp_path / "project" / "venv"
     python_at(prefix)
     (prefix / "pyvenv.cfg").write_text("version = 3.10.2\n")
@@ -80,12 +82,10 @@ def test_torch_in_a_folder_that_a_pth_file_adds_is_found(tmp_path: Path, home: d
     packages.mkdir(parents=True)
     (packages / "more.pth").write_text(f"import site\n# a remark\n{tmp_path / 'elsewhere'}\n")
     torch_in(tmp_path / "elsewhere", "2.5.0")
-    assert describe(prefix / "bin" / "python", home).torch_version == "2.5.0"
+    assert describe_interpreter(prefix / "bin" / "python", home).torch_version == "2.5.0"
 
 
-def test_every_manager_s_environments_are_found_once_the_folder_s_own_first(
-    tmp_path: Path, home: dict[str, str]
-) -> None:
+def test_environments_of_all_tools_are_found_once_and_in_order(tmp_path: Path, home: dict[str, str]) -> None:
     person, project = Path(home["HOME"]), tmp_path / "project"
     for name in (".venv", "venv", "other"):
         python_at(project / name)
@@ -131,12 +131,12 @@ def test_every_manager_s_environments_are_found_once_the_folder_s_own_first(
     ]
 
 
-def test_what_cannot_be_read_is_unknown(tmp_path: Path, home: dict[str, str]) -> None:
+def test_an_unreadable_environment_has_unknown_versions(tmp_path: Path, home: dict[str, str]) -> None:
     python = python_at(tmp_path / "odd")
     (tmp_path / "odd" / "pyvenv.cfg").write_bytes(b"\xff\xfe\x00 = \n===\n")
-    assert describe(python, home) == Interpreter(python, "venv", "odd", None, None)
-    assert describe(python, home).versions() == "Python of unknown version, no torch found"
+    assert describe_interpreter(python, home) == Interpreter(python, "venv", "odd", None, None)
+    assert describe_interpreter(python, home).format_versions() == "Python of unknown version, no torch found"
 
 
-def test_the_own_interpreter_is_there_and_known_as_such(tmp_path: Path, home: dict[str, str]) -> None:
-    assert [item.is_own for item in all_known(tmp_path, home)][-1]
+def test_the_interpreter_of_rankdeck_is_listed_and_marked(tmp_path: Path, home: dict[str, str]) -> None:
+    assert [item.is_rankdeck for item in find_interpreters(tmp_path, home)][-1]

@@ -16,7 +16,9 @@ from rankdeck.config.consent import check_paths
     ("kind", "said"),
     [("missing", "does not exist"), ("folder", "is no file"), ("pipe", "is no file"), ("empty", "is empty")],
 )
-def test_what_is_no_code_is_refused_and_never_waited_for(tmp_path: Path, kind: str, said: str) -> None:
+def test_a_code_path_that_is_no_file_is_refused_without_blocking(
+    tmp_path: Path, kind: str, said: str
+) -> None:
     code = tmp_path / "mine.py"
     {"folder": code.mkdir, "empty": code.touch, "pipe": lambda: os.mkfifo(code)}.get(kind, lambda: None)()
     config = from_dict({"model": {"use": "mine.py:model"}}, folder=tmp_path)

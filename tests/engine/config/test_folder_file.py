@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.errors import ConfigError
-from rankdeck.config.folder_file import FOLDER_FILE, ScriptEntry, add_entry, read, remove_entry
+from rankdeck.config.folder_file import FOLDER_FILE, ScriptEntry, add_entry, read_folder_file, remove_entry
 
 TEXT = """\
 # Ours.
@@ -27,35 +27,35 @@ environment = { A = "b" }
 """
 
 
-def written(folder: Path, text: str) -> Path:
+def write_folder_file(folder: Path, text: str) -> Path:
     (folder / FOLDER_FILE).write_text(text)
     return folder
 
 
 def test_interpreter_and_entries_are_read(tmp_path: Path) -> None:
-    found = read(written(tmp_path, TEXT))
+    found = read_folder_file(write_folder_file(tmp_path, TEXT))
     assert found.python == ".venv" and found.folder == tmp_path
     assert found.entry("small") == ScriptEntry(run="train.py", args=["--lr", "1e-3"], ranks=2)
     assert found.entry("two words").environment == {"A": "b"}
 
 
 def test_a_folder_without_the_file_has_no_entries(tmp_path: Path) -> None:
-    assert (read(tmp_path).python, read(tmp_path).entries) == (None, {})
+    assert (read_folder_file(tmp_path).python, read_folder_file(tmp_path).entries) == (None, {})
     with pytest.raises(ConfigError, match=r"has no rankdeck\.toml") as refused:
-        read(tmp_path).entry("small")
+        read_folder_file(tmp_path).entry("small")
     assert refused.value.advice == "Name a script, or write [scripts.small] into one."
     with pytest.raises(ConfigError, match='no entry "small"') as refused:
-        read(written(tmp_path, "[run]\n")).entry("small")
+        read_folder_file(write_folder_file(tmp_path, "[run]\n")).entry("small")
     assert refused.value.advice == "Write [scripts.small] into it."
 
 
-def test_a_misspelt_entry_is_told_the_nearest_one(tmp_path: Path) -> None:
+def test_a_misspelt_entry_gets_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        read(written(tmp_path, TEXT)).entry("smal")
+        read_folder_file(write_folder_file(tmp_path, TEXT)).entry("smal")
     assert refused.value.advice == 'Did you mean "small"?'
 
 
-def test_all_problems_of_the_file_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
+def test_all_problems_of_the_file_are_reported_with_lines(tmp_path: Path) -> None:
     text = """\
 [script.small]
 run = "a.py"
@@ -65,7 +65,7 @@ pyton = "x"
 ranks = 0
 """
     with pytest.raises(ConfigError) as refused:
-        read(written(tmp_path, text))
+        read_folder_file(write_folder_file(tmp_path, text))
     assert refused.value.file == str(tmp_path / FOLDER_FILE)
     assert [(problem.line, problem.path) for problem in refused.value.problems] == [
         (1, "script"),
@@ -78,7 +78,7 @@ ranks = 0
     assert advice[1] == 'Did you mean "python"?'
 
 
-def test_an_entry_that_is_wrong_breaks_no_other(tmp_path: Path) -> None:
+def test_an_invalid_entry_does_not_break_the_others(tmp_path: Path) -> None:
     text = """\
 [scripts.fine]
 run = "fine.py"
@@ -94,7 +94,7 @@ run = "c.py"
 devices = "gpus"
 observe = "lite"
 """
-    found = read(written(tmp_path, text))
+    found = read_folder_file(write_folder_file(tmp_path, text))
     assert found.entry("fine").run == "fine.py" and list(found.entries) == ["fine"]
     with pytest.raises(ConfigError) as refused:
         found.entry("a")
@@ -104,51 +104,52 @@ observe = "lite"
         (4, "scripts.a.args"),
         (5, "scripts.a.ranks"),
     ]
-    told = {name: [(problem.line, problem.path) for problem in wrong] for name, wrong in found.wrong.items()}
+    told = {
+        name: [(problem.line, problem.path) for problem in wrong]
+        for name, wrong in found.problems_by_entry.items()
+    }
     assert (told["b"], told["c"]) == ([(9, "scripts.b.ranks")], [(13, "scripts.c.observe")])
-    assert found.wrong["c"][0].advice == 'Did you mean "light"? Use none, light or full.'
+    assert found.problems_by_entry["c"][0].advice == 'Did you mean "light"? Use none, light or full.'
     path = tmp_path / FOLDER_FILE
-    note = found.note(besides="a")
+    note = found.entry_warning(except_entry="a")
     assert note == f"cpu:2 means 2 ranks, and 3 are asked for ({path}, line 9). It is not used (and 1 more)."
-    assert read(written(tmp_path, TEXT)).note() is None
+    assert read_folder_file(write_folder_file(tmp_path, TEXT)).entry_warning() is None
 
 
 @pytest.mark.parametrize("text", ['devices = "gpus"', 'devices = "cpu:0"'])
 def test_devices_of_an_entry_are_checked(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        read(written(tmp_path, f'[scripts.c]\nrun = "c.py"\n{text}\n')).entry("c")
+        read_folder_file(write_folder_file(tmp_path, f'[scripts.c]\nrun = "c.py"\n{text}\n')).entry("c")
     assert refused.value.problem.line == 3
 
 
 @pytest.mark.parametrize("text", ["[run", "scripts = 3\n", "scripts.a = 3\n", "run = 1\n"])
-def test_what_is_no_rankdeck_toml_is_refused_in_words_and_never_overwritten(
-    tmp_path: Path, text: str
-) -> None:
-    written(tmp_path, text)
+def test_an_invalid_rankdeck_toml_is_refused_and_not_overwritten(tmp_path: Path, text: str) -> None:
+    write_folder_file(tmp_path, text)
     with pytest.raises(ConfigError):
-        read(tmp_path).entry("a")
+        read_folder_file(tmp_path).entry("a")
     if text.startswith(("[run", "scripts = 3")):
         with pytest.raises(ConfigError):
             add_entry(tmp_path, "a", ScriptEntry(run="a.py"))
         assert (tmp_path / FOLDER_FILE).read_text() == text
 
 
-def test_an_entry_is_written_changed_and_taken_out_and_comments_stay(tmp_path: Path) -> None:
-    written(tmp_path, TEXT)
+def test_comments_survive_adding_changing_and_removing_entries(tmp_path: Path) -> None:
+    write_folder_file(tmp_path, TEXT)
     entry = ScriptEntry(run="train.py", args=["--lr", "1e-3"], observe="full")
     add_entry(tmp_path, "small", entry)
     add_entry(tmp_path, "new", ScriptEntry(run="a b.py", environment={"X": 'q"'}))
-    assert read(tmp_path).entry("small") == entry
+    assert read_folder_file(tmp_path).entry("small") == entry
     for args in (["--lr", "0"], ["--lr", "2"]):  # before and behind what stands there
         add_entry(tmp_path, "small", entry.model_copy(update={"args": args}))
-        assert read(tmp_path).entry("small").args == args
-    assert read(tmp_path).entry("new").environment == {"X": 'q"'}
+        assert read_folder_file(tmp_path).entry("small").args == args
+    assert read_folder_file(tmp_path).entry("new").environment == {"X": 'q"'}
     text = (tmp_path / FOLDER_FILE).read_text()
     assert "# Ours." in text and "# the project's" in text and "# a good rate" in text and "ranks" not in text
     remove_entry(tmp_path, "small")
     remove_entry(tmp_path, "new")
     remove_entry(tmp_path, "never there")
-    assert list(read(tmp_path).entries) == ["two words"]
+    assert list(read_folder_file(tmp_path).entries) == ["two words"]
     remove_entry(tmp_path, "two words")
     assert "scripts" not in (tmp_path / FOLDER_FILE).read_text()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankdeck.base.errors import DeviceError
-from rankdeck.config.gpu_models import GPU_MODELS, find_gpu, parse_planned
+from rankdeck.config.gpu_models import GPU_MODELS, find_gpu, parse_planned_gpus
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from rankdeck.config.gpu_models import GPU_MODELS, find_gpu, parse_planned
         ("rtx-4090", "RTX-4090"),
     ],
 )
-def test_a_gpu_is_found_by_the_drivers_name(words: str, name: str) -> None:
+def test_a_gpu_is_found_by_its_driver_name(words: str, name: str) -> None:
     found = find_gpu(words)
     assert found is not None and found.name == name
 
@@ -33,26 +33,26 @@ def test_every_row_is_found_by_its_own_name() -> None:
         assert find_gpu(model.name) == model
 
 
-def test_the_size_that_the_driver_tells_wins() -> None:
+def test_the_reported_size_overrides_the_table() -> None:
     found = find_gpu("NVIDIA A100-SXM4", 81_000 * 2**20)
     assert found is not None and found.name == "A100-80GB" and found.total_bytes == 81_000 * 2**20
     assert find_gpu("Radeon Pro") is None
 
 
 def test_planned_gpus_are_named_or_have_a_size() -> None:
-    named = parse_planned("8 x A100-80GB")
+    named = parse_planned_gpus("8 x A100-80GB")
     assert named is not None and len(named) == 8 and named[0].name == "A100-80GB"
-    sized = parse_planned("4 x 24GiB")
+    sized = parse_planned_gpus("4 x 24GiB")
     assert sized is not None and sized[0].total_bytes == 24 * 2**30 and sized[0].rates is None
-    assert parse_planned("gpu:0,1") is None
+    assert parse_planned_gpus("gpu:0,1") is None
 
 
 def test_an_unknown_gpu_is_refused_with_a_likely_one() -> None:
     with pytest.raises(DeviceError) as caught:
-        parse_planned("2 x RTX-490")
+        parse_planned_gpus("2 x RTX-490")
     assert "RTX-4090" in (caught.value.advice or "")
     with pytest.raises(DeviceError, match="cannot be planned for"):
-        parse_planned("0 x T4")
+        parse_planned_gpus("0 x T4")
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_an_unknown_gpu_is_refused_with_a_likely_one() -> None:
         ("RTX-6000-Ada", 426),
     ],
 )
-def test_no_context_is_planned_below_what_was_measured(name: str, measured_mib: int) -> None:
-    [model] = parse_planned(f"1 x {name}") or []
+def test_planned_context_bytes_cover_measured_ones(name: str, measured_mib: int) -> None:
+    [model] = parse_planned_gpus(f"1 x {name}") or []
     assert measured_mib <= model.context_bytes / 2**20 <= measured_mib + 256
 
 
@@ -82,7 +82,7 @@ def test_no_context_is_planned_below_what_was_measured(name: str, measured_mib: 
         ("T4", 16, 14.56),
     ],
 )
-def test_what_the_driver_keeps_is_no_room(name: str, box_gib: float, reported_gib: float) -> None:
+def test_total_bytes_exclude_what_the_driver_reserves(name: str, box_gib: float, reported_gib: float) -> None:
     """As torch reports it when memory runs out, to two digits, and not as the box does."""
-    [model] = parse_planned(f"1 x {name}") or []
+    [model] = parse_planned_gpus(f"1 x {name}") or []
     assert reported_gib - 0.03 < model.total_bytes / 2**30 <= reported_gib < box_gib

@@ -18,7 +18,7 @@ def hybrid(sizes: str, devices: str = "cpu:4") -> str:
 
 
 @pytest.mark.parametrize("num_devices", [2, 3, 4, 6, 8])
-def test_a_mesh_that_nobody_gave_uses_every_device(num_devices: int) -> None:
+def test_the_default_mesh_uses_every_device(num_devices: int) -> None:
     config = from_text(hybrid("", f"cpu:{num_devices}"), folder=Path("/somewhere"))
     sizes = mesh_sizes.sizes_of(config.strategy.options)
     assert math.prod(sizes.values()) == num_devices
@@ -26,7 +26,7 @@ def test_a_mesh_that_nobody_gave_uses_every_device(num_devices: int) -> None:
 
 
 @pytest.mark.parametrize("devices", ["auto", "gpu:all"])
-def test_a_mesh_that_nobody_gave_waits_until_the_devices_are_known(devices: str) -> None:
+def test_the_default_mesh_is_set_once_the_devices_are_known(devices: str) -> None:
     config = from_text(hybrid("", devices), folder=Path("/somewhere"))
     assert mesh_sizes.sizes_of(on_devices(config, "gpu", 4).strategy.options)["data"] == 2
     assert mesh_sizes.sizes_of(on_devices(config, "gpu", 3).strategy.options)["data"] == 3
@@ -35,7 +35,7 @@ def test_a_mesh_that_nobody_gave_waits_until_the_devices_are_known(devices: str)
 def test_given_sizes_are_kept() -> None:
     config = from_text(hybrid(", shard = 2, tensor = 2"), folder=Path("/somewhere"))
     assert mesh_sizes.sizes_of(config.strategy.options) == {"data": 1, "shard": 2, "stage": 1, "tensor": 2}
-    assert mesh_sizes.batch_slices(config.strategy.options) == 2
+    assert mesh_sizes.num_batch_slices(config.strategy.options) == 2
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_given_sizes_are_kept() -> None:
         (", stage = 2, tensor = 4", "stage 2 x tensor 4 = 8 places, and there are 4 devices"),
     ],
 )
-def test_sizes_that_do_not_fit_are_named_beside_some_that_do(sizes: str, words: str) -> None:
+def test_wrong_mesh_sizes_are_refused_with_fitting_ones(sizes: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_text(hybrid(sizes), folder=Path("/somewhere"))
     (problem,) = caught.value.problems
@@ -54,8 +54,8 @@ def test_sizes_that_do_not_fit_are_named_beside_some_that_do(sizes: str, words: 
         assert math.prod(int(part.rpartition("= ")[2]) for part in choice.split(", ")) == 4
 
 
-def test_sizes_that_fit_are_offered_with_every_axis_at_work_first() -> None:
-    problem = mesh_sizes.problem({"data": 1, "stage": 3, "shard": 1, "tensor": 1}, 4)
+def test_suggested_mesh_sizes_use_every_axis_first() -> None:
+    problem = mesh_sizes.mesh_problem({"data": 1, "stage": 3, "shard": 1, "tensor": 1}, 4)
     assert problem is not None and problem.advice is not None
     offered = re.findall(r"data = (\d), stage = (\d)", problem.advice)
     assert offered == [("2", "2"), ("1", "4"), ("4", "1")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck.config import from_dict, from_text, load, presets
-from rankdeck.config.naming import tell_apart, title_of
+from rankdeck.config.naming import title_of, unique_title
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,10 @@ from rankdeck.config.naming import tell_apart, title_of
         ({"name": "my own"}, 4, "my own"),
     ],
 )
-def test_a_preset_is_called_by_what_it_became(
+def test_a_changed_preset_is_titled_by_its_contents(
     changes: dict[str, str], num_devices: int | None, title: str
 ) -> None:
-    path = presets.find("gpt-dp")
+    path = presets.find_preset("gpt-dp")
     assert path is not None
     assert title_of(load(path, **changes), num_devices) == title  # type: ignore[arg-type]
 
@@ -43,18 +43,18 @@ def test_a_preset_is_called_by_what_it_became(
         ("", "gpt-dp", ""),
     ],
 )
-def test_a_name_is_a_persons_or_none(tmp_path: Path, text: str, stem: str, name: str) -> None:
+def test_a_preset_name_is_not_kept_as_run_name(tmp_path: Path, text: str, stem: str, name: str) -> None:
     config = from_text(text, folder=tmp_path, stem=stem)
     assert config.name == name
     assert from_text(config.to_toml(), folder=tmp_path, stem="config").name == name, "and stays so in its run"
 
 
-def test_a_persons_own_factory_names_the_model(tmp_path: Path) -> None:
+def test_a_user_factory_names_the_model(tmp_path: Path) -> None:
     config = from_dict({"model": {"use": "nets/small.py:make_net"}, "name": ""}, folder=tmp_path)
     assert title_of(config) == "make_net · Single"
 
 
-def test_equal_names_get_the_first_option_in_which_they_differ() -> None:
+def test_equal_titles_get_the_first_differing_option() -> None:
     def tables(width: int = 8, lr: float = 0.1, amp: bool = False, **top: object) -> dict[str, object]:
         model = {"use": "gpt" if width else "b/nets.py:make", "args": {"width": width}}
         return {"model": model, "train": {"lr": lr, "amp": amp}, **top}
@@ -70,9 +70,9 @@ def test_equal_names_get_the_first_option_in_which_they_differ() -> None:
         (tables(), "A #2"),
         (tables(folder="/elsewhere", launch={"timeout_s": 1}, name="x"), "A #3"),
     ):
-        assert tell_apart("A", changed, runs) == title
+        assert unique_title("A", changed, runs) == title
         runs[title] = partial(dict, changed)
-    assert tell_apart("B", tables(), runs) == "B"
+    assert unique_title("B", tables(), runs) == "B"
 
 
 @pytest.mark.parametrize(
@@ -85,5 +85,7 @@ def test_equal_names_get_the_first_option_in_which_they_differ() -> None:
         (["x" * 90], [], f"t · {'x' * 24}…"),
     ],
 )
-def test_a_scripts_arguments_tell_its_runs_apart(args: list[str], before: list[str], title: str) -> None:
-    assert tell_apart("t", {"script": {"args": args}}, {"t": lambda: {"script": {"args": before}}}) == title
+def test_runs_of_a_script_are_titled_by_differing_arguments(
+    args: list[str], before: list[str], title: str
+) -> None:
+    assert unique_title("t", {"script": {"args": args}}, {"t": lambda: {"script": {"args": before}}}) == title

@@ -10,9 +10,9 @@ import pytest
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import load, presets
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.rundir import slug
+from rankdeck.run_dir import slug
 
-CARDS = presets.all()
+PRESETS = presets.list_presets()
 NAMES = [
     "digits-ddp",
     "digits-mlp",
@@ -41,30 +41,28 @@ NAMES = [
 ]
 
 
-def test_the_presets_are_there_by_name() -> None:
-    assert [card.name for card in CARDS] == NAMES
+def test_all_presets_are_listed_by_name() -> None:
+    assert [card.name for card in PRESETS] == NAMES
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_a_preset_is_valid_and_its_card_says_what_it_holds(card: presets.PresetCard) -> None:
+@pytest.mark.parametrize("card", PRESETS, ids=lambda card: card.name)
+def test_a_preset_is_valid_and_matches_its_summary(card: presets.Preset) -> None:
     config = load(card.path)
     assert (config.strategy.use, config.devices.use) == (card.strategy, card.devices)
     assert config.name == "" and slug(card.title) == card.name, "a preset's name is no run's"
     assert card.needs_gpu == (card.name == "resnet50-images")
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_a_preset_says_what_one_learns_and_its_lines_fit(card: presets.PresetCard) -> None:
+@pytest.mark.parametrize("card", PRESETS, ids=lambda card: card.name)
+def test_a_preset_states_its_lesson_and_has_short_lines(card: presets.Preset) -> None:
     assert re.search(r"Learn from it", card.text)
     assert all(len(line) <= 110 for line in card.path.read_text().splitlines())
     assert "#" not in card.text
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+@pytest.mark.parametrize("card", PRESETS, ids=lambda card: card.name)
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
-def test_a_preset_divides_over_the_usual_numbers_of_devices(
-    card: presets.PresetCard, num_devices: int
-) -> None:
+def test_a_preset_divides_over_the_usual_numbers_of_devices(card: presets.Preset, num_devices: int) -> None:
     if num_devices < STRATEGIES[card.strategy].min_devices:
         with pytest.raises(ConfigError, match=r"needs 2 devices"):
             load(card.path, devices=f"cpu:{num_devices}")
@@ -78,19 +76,19 @@ def test_a_preset_divides_over_the_usual_numbers_of_devices(
 
 
 def test_a_preset_is_found_by_its_name() -> None:
-    found = presets.find("digits-mlp")
+    found = presets.find_preset("digits-mlp")
     assert found is not None and found.name == "digits-mlp.toml"
 
 
 @pytest.mark.parametrize("name", ["digits-mpl", "../presets/digits-mlp", "", "/etc/passwd"])
-def test_a_preset_is_a_name_and_no_path(name: str) -> None:
-    assert presets.find(name) is None
+def test_a_preset_is_not_found_by_path(name: str) -> None:
+    assert presets.find_preset(name) is None
 
 
-def test_a_damaged_file_hides_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_preset_is_left_out_of_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "good.toml").write_text("# One.\n#\n# Two,\n# three.\nname = 'Good'\n# not this\n")
     (tmp_path / "bad.toml").write_text("= 5")
     (tmp_path / "odd.toml").write_text("strategy = 5")
-    monkeypatch.setattr(presets, "folder", lambda: tmp_path)
-    (card,) = presets.all()
+    monkeypatch.setattr(presets, "presets_folder", lambda: tmp_path)
+    (card,) = presets.list_presets()
     assert (card.name, card.title, card.text) == ("good", "Good", "One.\n\nTwo, three.")

@@ -17,7 +17,7 @@ from rankdeck.config.reference import (
     find_keys,
 )
 from rankdeck.config.schema import RunConfig
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.cli import rankdeck_in_process
 
 KEYS = {f"{key.name} {' '.join(key.uses)}".strip(): key for key in config_keys()}
 NEEDED = {
@@ -117,20 +117,22 @@ def test_the_examples_of_the_contracts_train(
         train.optimizer = {{ use = "my_optimizer.py:Plain", lr = 0.1 }}
     """
     Path("my.toml").write_text(text, encoding="utf-8")
-    rankdeck_here("train", "my.toml", "--devices", "cpu:1", code=0)
-    rankdeck_here("export", "last", "metrics.csv", "--to", "csv", code=0)
+    rankdeck_in_process("train", "my.toml", "--devices", "cpu:1", exit_code=0)
+    rankdeck_in_process("export", "last", "metrics.csv", "--to", "csv", exit_code=0)
     assert ("largest_logit" in Path("metrics.csv").read_text("utf-8")) == (loss == "log")
 
 
 def test_the_command_explains_a_key_and_lists_all() -> None:
-    listed = rankdeck_here("config", code=0).out
+    listed = rankdeck_in_process("config", exit_code=0).out
     assert all(key.name in listed for key in KEYS.values())
-    explained = rankdeck_here("config", "loss.use", code=0).out
+    explained = rankdeck_in_process("config", "loss.use", exit_code=0).out
     assert "Choices: " in explained and CONTRACTS["loss.use"].example in explained
-    assert CONTRACTS["rankdeck.log"].text in rankdeck_here("config", "rankdeck.log", code=0).out
-    assert "model.use" in rankdeck_here("config", "model", code=0).out
-    contract = rankdeck_here("config", "rankdeck.log", "--json", code=0).json["contracts"]["rankdeck.log"]
+    assert CONTRACTS["rankdeck.log"].text in rankdeck_in_process("config", "rankdeck.log", exit_code=0).out
+    assert "model.use" in rankdeck_in_process("config", "model", exit_code=0).out
+    contract = rankdeck_in_process("config", "rankdeck.log", "--json", exit_code=0).json["contracts"][
+        "rankdeck.log"
+    ]
     assert contract["text"] == CONTRACTS["rankdeck.log"].text
-    keys = rankdeck_here("config", "ddp", "--json", code=0).json["keys"]
+    keys = rankdeck_in_process("config", "ddp", "--json", exit_code=0).json["keys"]
     assert {key["key"] for key in keys} >= {"strategy.sync", "strategy.bucket_mb"}
-    assert "train.global_batch" in rankdeck_here("config", "batch_size", code=2).err
+    assert "train.global_batch" in rankdeck_in_process("config", "batch_size", exit_code=2).err

@@ -17,13 +17,15 @@ def _config(**changes: object) -> ScriptConfig:
 
 
 @pytest.mark.parametrize("changes", [{}, {"kind": "module", "run": "a.b"}, {"environment": {"A": "b\n\"c'"}}])
-def test_what_is_kept_comes_back_the_same(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_a_script_configuration_survives_writing_and_reading(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
     config = _config(**changes)
     (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-    assert script.load(tmp_path / "config.toml") == config
+    assert script.load_script(tmp_path / "config.toml") == config
 
 
-def test_the_command_is_the_one_that_torchrun_starts() -> None:
+def test_the_command_equals_the_one_of_torchrun() -> None:
     assert _config().command() == ["/usr/bin/python3", "-u", "train.py", "--lr", "1e-3", ""]
     module = _config(kind="module", run="a.b").command()
     assert module == ["/usr/bin/python3", "-u", "-m", "a.b", "--lr", "1e-3", ""]
@@ -33,18 +35,18 @@ def test_the_command_is_the_one_that_torchrun_starts() -> None:
 
 def test_a_configuration_is_no_script(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[model]\nuse = "mlp"\n')
-    assert script.load(tmp_path / "config.toml") is None
+    assert script.load_script(tmp_path / "config.toml") is None
 
 
 DAMAGED = [(b"[script", "not TOML"), (b"[script]\nranks = 0\n", "required"), (b"\xff\xfe=", "not TOML")]
 
 
 @pytest.mark.parametrize(("text", "said"), DAMAGED)
-def test_a_damaged_copy_is_refused_in_words(tmp_path: Path, text: bytes, said: str) -> None:
+def test_a_damaged_script_configuration_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(text)
     with pytest.raises(ConfigError, match=said):
-        script.load(path)
+        script.load_script(path)
     path.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
-        script.load(path)
+        script.load_script(path)

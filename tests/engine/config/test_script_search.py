@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankdeck.config.script import scripts_in
+from rankdeck.config.script import find_scripts
 
 TRAIN = "import torch\nopt = torch.optim.SGD([])\nloss.backward()\nif __name__ == '__main__':\n    main()\n"
 
@@ -14,7 +14,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_what_trains_comes_first_and_what_does_not_import_torch_is_left_out(tmp_path: Path) -> None:
+def test_training_scripts_come_first_and_torch_free_files_are_left_out(tmp_path: Path) -> None:
     write(tmp_path / "model.py", "from torch import nn\nclass Model(nn.Module): ...\n")
     write(tmp_path / "train.py", TRAIN)
     write(tmp_path / "examples" / "big" / "pretrain.py", TRAIN)
@@ -23,7 +23,7 @@ def test_what_trains_comes_first_and_what_does_not_import_torch_is_left_out(tmp_
     write(tmp_path / "torchlike.py", "import torchlike\n")
     write(tmp_path / "later.py", "def f():\n    import os, torch as t\n")
     write(tmp_path / "lightning_main.py", "import pytorch_lightning as pl\npl.Trainer().fit(m)\n")
-    found = [script.name for script in scripts_in(tmp_path)]
+    found = [script.name for script in find_scripts(tmp_path)]
     assert found[:2] == ["train.py", "examples/big/pretrain.py"]
     assert set(found) == {
         *found[:2],
@@ -35,7 +35,7 @@ def test_what_trains_comes_first_and_what_does_not_import_torch_is_left_out(tmp_
     assert found[-1] != "train.py" and found.index("lightning_main.py") < found.index("model.py")
 
 
-def test_environments_hidden_folders_links_and_depths_are_left_out(tmp_path: Path) -> None:
+def test_environments_hidden_linked_and_deep_folders_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / "a" / "train.py", TRAIN)
     for folder in (".hidden", "env", "node_modules", "x/site-packages", "1/2/3/4/5"):
         write(tmp_path / folder / "train.py", TRAIN)
@@ -44,8 +44,8 @@ def test_environments_hidden_folders_links_and_depths_are_left_out(tmp_path: Pat
     (tmp_path / "linked.py").symlink_to(tmp_path / "a" / "train.py")
     write(tmp_path / "broken.py", "import torch\n\0\x80")
     (tmp_path / "folder.py").mkdir()
-    assert [script.name for script in scripts_in(tmp_path)] == ["a/train.py", "broken.py"]
+    assert [script.name for script in find_scripts(tmp_path)] == ["a/train.py", "broken.py"]
 
 
-def test_a_folder_that_is_not_there_has_none(tmp_path: Path) -> None:
-    assert scripts_in(tmp_path / "gone") == []
+def test_a_missing_folder_has_no_scripts(tmp_path: Path) -> None:
+    assert find_scripts(tmp_path / "gone") == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankdeck.base.parsing import key_lines, line_of
+from rankdeck.base.parsing import find_line, key_lines
 
 TEXT = '''name = "x"
 note = """
@@ -32,21 +32,21 @@ def test_headers_keys_and_dotted_keys_have_their_lines() -> None:
     assert lines[("data", "args", "path")] == 15
 
 
-def test_what_stands_inside_text_is_no_key() -> None:
+def test_a_key_inside_a_string_is_ignored() -> None:
     assert ("not_a_table",) not in key_lines(TEXT)
 
 
-def test_a_value_inside_an_inline_table_stands_on_the_line_of_its_table() -> None:
-    assert line_of(key_lines(TEXT), ("train", "optimizer", "lr")) == 10
+def test_a_value_in_an_inline_table_has_the_line_of_the_table() -> None:
+    assert find_line(key_lines(TEXT), ("train", "optimizer", "lr")) == 10
 
 
-def test_what_is_not_written_down_stands_where_its_table_begins_or_nowhere() -> None:
+def test_an_absent_key_has_the_line_of_its_table_or_none() -> None:
     lines = key_lines(TEXT)
-    assert line_of(lines, ("train", "seed")) == 7
-    assert line_of(lines, ("model", "use")) is None
+    assert find_line(lines, ("train", "seed")) == 7
+    assert find_line(lines, ("model", "use")) is None
 
 
-def test_what_was_given_elsewhere_has_no_line() -> None:
+def test_a_value_from_the_command_line_has_no_line() -> None:
     lines = key_lines(TEXT)
     lines["train", "steps"] = None
-    assert line_of(lines, ("train", "steps")) is None
+    assert find_line(lines, ("train", "steps")) is None

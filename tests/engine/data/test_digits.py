@@ -8,11 +8,11 @@ from sklearn.datasets import load_digits
 
 from rankdeck.data.digits import Digits
 from rankdeck.data.loader import build_loader
-from rankdeck.data.sampling import StepBatches
+from rankdeck.data.samplers import TrainBatchSampler
 from rankdeck.models import mlp
 
 
-def test_the_card_is_what_loading_gives() -> None:
+def test_the_spec_matches_the_loaded_data() -> None:
     card = Digits({}).describe()
     train, heldout = Digits({}).load()
     assert (len(train), len(heldout)) == (card.train_samples, card.heldout_samples)
@@ -24,7 +24,7 @@ def test_the_card_is_what_loading_gives() -> None:
     )
 
 
-def test_samples_are_those_of_scikit_learn_between_0_and_1() -> None:
+def test_samples_are_from_scikit_learn_scaled_to_0_and_1() -> None:
     train, heldout = Digits({}).load()
     pixels = torch.cat([train.inputs, heldout.inputs])
     assert (pixels.min(), pixels.max()) == (0, 1)
@@ -32,7 +32,7 @@ def test_samples_are_those_of_scikit_learn_between_0_and_1() -> None:
     assert sorted(pixels.flatten(1).sum(1).mul(16).tolist()) == sorted(bunch.data.sum(1).tolist())
 
 
-def test_the_split_is_even_over_classes_and_has_no_sample_on_both_sides() -> None:
+def test_the_split_is_stratified_and_disjoint() -> None:
     train, heldout = Digits({}).load()
     assert set(heldout.targets.bincount().tolist()) <= {34, 35, 36}
     seen = {inputs.numpy().tobytes() for inputs in train.inputs}
@@ -44,7 +44,7 @@ def test_an_mlp_reaches_95_percent_of_heldout_digits() -> None:
     train, heldout = Digits({}).load()
     model = mlp.build(inputs=64, classes=10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for inputs, targets in build_loader(train, StepBatches(len(train), 32, steps=400)):
+    for inputs, targets in build_loader(train, TrainBatchSampler(len(train), 32, steps=400)):
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
         optimizer.step()

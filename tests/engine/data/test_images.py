@@ -9,17 +9,17 @@ import torch
 from PIL import Image
 
 from rankdeck.base.errors import DataError
-from rankdeck.data.base import Draw
+from rankdeck.data.base import SampleKey
 from rankdeck.data.images import Images
 from rankdeck.data.loader import build_loader
-from rankdeck.data.sampling import StepBatches
+from rankdeck.data.samplers import TrainBatchSampler
 
-COLOURS = {"blue": (0, 0, 255), "red": (255, 0, 0)}
+COLORS = {"blue": (0, 0, 255), "red": (255, 0, 0)}
 
 
-def paint(folder: Path, num_pictures: int, suffix: str = ".png") -> None:
+def write_images(folder: Path, num_pictures: int, suffix: str = ".png") -> None:
     """A gradient from the class's colour to black, so that every part and mirror image differs."""
-    for name, colour in COLOURS.items():
+    for name, colour in COLORS.items():
         (folder / name).mkdir(parents=True)
         for number in range(num_pictures):
             picture = Image.linear_gradient("L").resize((40 + number, 30))
@@ -30,11 +30,11 @@ def paint(folder: Path, num_pictures: int, suffix: str = ".png") -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    paint(tmp_path / "pictures", 20)
+    write_images(tmp_path / "pictures", 20)
     return tmp_path / "pictures"
 
 
-def test_the_card_is_what_loading_gives(folder: Path) -> None:
+def test_the_spec_matches_the_loaded_data(folder: Path) -> None:
     source = Images({"path": str(folder), "size": 16})
     card = source.describe()
     train, heldout = source.load()
@@ -45,7 +45,7 @@ def test_the_card_is_what_loading_gives(folder: Path) -> None:
         assert (target.shape, target.dtype) == (card.target_shape, card.target_dtype)
 
 
-def test_every_picture_is_on_one_side_of_the_split_and_stays_there(folder: Path) -> None:
+def test_the_split_is_disjoint_and_stable(folder: Path) -> None:
     train, heldout = Images({"path": str(folder), "size": 16}).load()
     assert heldout is not None
     before = {file for file, _ in heldout.samples}
@@ -57,31 +57,31 @@ def test_every_picture_is_on_one_side_of_the_split_and_stays_there(folder: Path)
     assert before <= {file for file, _ in heldout.samples}
 
 
-def test_folders_may_say_the_split(tmp_path: Path) -> None:
-    paint(tmp_path / "train", 3, ".jpg")
-    paint(tmp_path / "val", 2)
+def test_folders_can_define_the_split(tmp_path: Path) -> None:
+    write_images(tmp_path / "train", 3, ".jpg")
+    write_images(tmp_path / "val", 2)
     train, heldout = Images({"path": str(tmp_path), "size": 8}).load()
     assert heldout is not None
     assert (len(train), len(heldout)) == (6, 4)
     assert [target for _, target in heldout.samples] == [0, 0, 1, 1]
 
 
-def test_chance_follows_from_seed_epoch_and_sample_alone(folder: Path) -> None:
+def test_augmentation_depends_on_seed_epoch_and_sample_only(folder: Path) -> None:
     train, heldout = Images({"path": str(folder), "size": 16}).load()
-    first = train[Draw(0, 1, 5)][0]
+    first = train[SampleKey(0, 1, 5)][0]
     torch.manual_seed(7)
-    assert torch.equal(first, train[Draw(0, 1, 5)][0])
-    for other in (Draw(0, 2, 5), Draw(1, 1, 5)):
+    assert torch.equal(first, train[SampleKey(0, 1, 5)][0])
+    for other in (SampleKey(0, 2, 5), SampleKey(1, 1, 5)):
         assert not torch.equal(first, train[other][0])
     assert heldout is not None
     assert torch.equal(heldout[0][0], heldout[0][0])
 
 
-def test_the_number_of_workers_changes_no_picture(folder: Path) -> None:
+def test_the_number_of_workers_changes_no_image(folder: Path) -> None:
     train, _ = Images({"path": str(folder), "size": 8}).load()
 
     def pictures(workers: int) -> torch.Tensor:
-        batches = StepBatches(len(train), 8, steps=6)
+        batches = TrainBatchSampler(len(train), 8, steps=6)
         loader = build_loader(train, batches, workers=workers)
         try:
             return torch.cat([inputs for inputs, _ in loader])
@@ -91,20 +91,20 @@ def test_the_number_of_workers_changes_no_picture(folder: Path) -> None:
     assert torch.equal(pictures(0), pictures(2))
 
 
-def test_a_class_can_be_told_by_its_colour(folder: Path) -> None:
+def test_classes_are_learned_by_color(folder: Path) -> None:
     train, _ = Images({"path": str(folder), "size": 8}).load()
     for index in range(len(train)):
-        inputs, target = train[Draw(0, 0, index)]
+        inputs, target = train[SampleKey(0, 0, index)]
         red, blue = inputs[0].mean(), inputs[2].mean()
         assert (red > blue) == (target == 1)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_picture_is_named_even_from_a_worker(folder: Path, workers: int) -> None:
+def test_a_broken_image_is_named_even_from_a_worker(folder: Path, workers: int) -> None:
     for file in folder.glob("*/*.png"):
         file.write_bytes(file.read_bytes()[:60])
     train, _ = Images({"path": str(folder), "size": 8}).load()
-    loader = build_loader(train, StepBatches(len(train), 4, steps=1), workers=workers)
+    loader = build_loader(train, TrainBatchSampler(len(train), 4, steps=1), workers=workers)
     with pytest.raises(DataError, match=r"The picture .*\.png cannot be read") as caught:
         list(loader)
     loader.close()
@@ -116,7 +116,7 @@ def test_a_broken_picture_is_named_even_from_a_worker(folder: Path, workers: int
     ("name", "message"),
     [("missing", "cannot be read"), ("flat", "has no folders in it"), ("hollow", "no pictures in them")],
 )
-def test_a_path_without_pictures_says_what_to_do(tmp_path: Path, name: str, message: str) -> None:
+def test_a_path_without_images_is_refused_with_advice(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "flat").mkdir()
     (tmp_path / "hollow" / "cat").mkdir(parents=True)
     with pytest.raises(DataError, match=message) as caught:

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from rankdeck.base.errors import DataError, TrainingError
 from rankdeck.data.digits import Digits
 from rankdeck.data.loader import build_loader
-from rankdeck.data.sampling import HeldoutBatches, StepBatches
+from rankdeck.data.samplers import HeldoutBatchSampler, TrainBatchSampler
 from tests.helpers.waiting import wait_until
 
 
@@ -38,7 +38,7 @@ class Sentences:
         return {"input_ids": torch.full((3,), index), "labels": torch.tensor(index)}
 
 
-class Epochs(Squares):
+class NeedsEpoch(Squares):
     needs_epoch = True
 
     def __getitem__(self, index: Any) -> tuple[Tensor, int]:
@@ -48,7 +48,7 @@ class Epochs(Squares):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_come_in_the_samplers_order(workers: int) -> None:
-    batches = StepBatches(20, 6, accumulate=2, seed=1, steps=5)
+    batches = TrainBatchSampler(20, 6, accumulate=2, seed=1, steps=5)
     loader = build_loader(Squares(), batches, workers=workers)
     got = [(inputs, targets) for inputs, targets in loader]
     loader.close()
@@ -58,17 +58,17 @@ def test_batches_come_in_the_samplers_order(workers: int) -> None:
         assert targets.tolist() == [draw.sample**2 for draw in draws]
 
 
-def test_reading_a_batch_at_once_equals_collating_samples() -> None:
+def test_read_batch_equals_collated_samples() -> None:
     train, _ = Digits({}).load()
     plain = TensorDataset(train.inputs, train.targets)
-    batches = StepBatches(len(train), 32, steps=3)
+    batches = TrainBatchSampler(len(train), 32, steps=3)
     for ours, theirs in zip(build_loader(train, batches), build_loader(plain, batches), strict=True):
         assert torch.equal(ours[0], theirs[0])
         assert torch.equal(ours[1], theirs[1])
 
 
-def test_dictionaries_are_the_models_inputs_and_their_labels_the_targets() -> None:
-    ((inputs, targets),) = build_loader(Sentences(), HeldoutBatches(4, 4))
+def test_dicts_are_model_inputs_and_their_labels_targets() -> None:
+    ((inputs, targets),) = build_loader(Sentences(), HeldoutBatchSampler(4, 4))
     assert inputs["input_ids"].shape == (4, 3)
     assert targets.tolist() == [0, 1, 2, 3] == inputs["labels"].tolist()
 
@@ -81,27 +81,27 @@ def test_dictionaries_are_the_models_inputs_and_their_labels_the_targets() -> No
         ((None, 1), "cannot be stacked"),
     ],
 )
-def test_a_sample_of_another_kind_is_refused(sample: Any, words: str) -> None:
+def test_an_unsupported_sample_type_is_refused(sample: Any, words: str) -> None:
     class Odd(Squares):
         def __getitem__(self, index: int) -> Any:
             return sample
 
     with pytest.raises(DataError, match=words) as told:
-        list(build_loader(Odd(), StepBatches(20, 5, steps=1)))
+        list(build_loader(Odd(), TrainBatchSampler(20, 5, steps=1)))
     assert told.value.advice
     assert "read_batch(indices)" in told.value.advice or "stacked" not in words
 
 
-def test_a_data_set_that_needs_the_epoch_gets_draws() -> None:
-    loader = build_loader(Epochs(), StepBatches(20, 20, seed=5, steps=2))
+def test_a_dataset_that_needs_the_epoch_gets_sample_keys() -> None:
+    loader = build_loader(NeedsEpoch(), TrainBatchSampler(20, 20, seed=5, steps=2))
     (_, _), (origin, samples) = loader
     assert origin.unique(dim=0).tolist() == [[5, 1]]
     assert sorted(samples.tolist()) == list(range(20))
 
 
-def test_closing_ends_the_workers_even_in_mid_epoch() -> None:
+def test_closing_mid_epoch_ends_the_workers() -> None:
     before = psutil.Process().children()
-    loader = build_loader(Squares(), StepBatches(20, 5, steps=50), workers=2)
+    loader = build_loader(Squares(), TrainBatchSampler(20, 5, steps=50), workers=2)
     iterator = iter(loader)
     next(iterator)
     workers = [child for child in psutil.Process().children() if child not in before]
@@ -113,21 +113,21 @@ def test_closing_ends_the_workers_even_in_mid_epoch() -> None:
     )
 
 
-def test_an_error_of_the_users_own_data_keeps_its_type() -> None:
+def test_an_error_in_user_data_keeps_its_type() -> None:
     class Broken(Squares):
         def __getitem__(self, index: int) -> tuple[Tensor, int]:
             raise KeyError("column")
 
     with pytest.raises(KeyError, match="column"):
-        list(build_loader(Broken(), StepBatches(20, 5, steps=1)))
+        list(build_loader(Broken(), TrainBatchSampler(20, 5, steps=1)))
 
 
-def test_an_error_in_a_worker_is_told_in_its_own_words_and_place() -> None:
+def test_an_error_in_a_worker_has_its_message_and_line() -> None:
     class Broken(Squares):
         def __getitem__(self, index: int) -> tuple[Tensor, int]:
             raise KeyError("column")
 
-    loader = build_loader(Broken(), StepBatches(20, 5, steps=1), workers=1)
+    loader = build_loader(Broken(), TrainBatchSampler(20, 5, steps=1), workers=1)
     try:
         with pytest.raises(TrainingError, match="KeyError: 'column'") as told:
             list(loader)
@@ -137,7 +137,7 @@ def test_an_error_in_a_worker_is_told_in_its_own_words_and_place() -> None:
     assert told.value.problem.last_lines[-1] == "KeyError: 'column'"
 
 
-def test_a_data_set_that_reads_batches_is_asked_once_per_batch() -> None:
+def test_read_batch_is_called_once_per_batch() -> None:
     calls = 0
     train, _ = Digits({}).load()
 
@@ -153,4 +153,4 @@ def test_a_data_set_that_reads_batches_is_asked_once_per_batch() -> None:
             calls += 1
             return train.read_batch(indices)
 
-    assert len(list(build_loader(Counted(), StepBatches(len(train), 32, steps=40)))) == calls == 40
+    assert len(list(build_loader(Counted(), TrainBatchSampler(len(train), 32, steps=40)))) == calls == 40

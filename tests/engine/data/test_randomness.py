@@ -13,22 +13,24 @@ import torch
 from torch import Tensor
 
 from rankdeck.base.errors import Problem
-from rankdeck.data.base import Draw
+from rankdeck.data.base import SampleKey
 from rankdeck.data.loader import build_loader
-from rankdeck.data.sampling import StepBatches
+from rankdeck.data.samplers import TrainBatchSampler
 from tests.helpers import resume_ranks
 from tests.helpers.own_data import Noisy, OwnGenerator
 from tests.helpers.ranks import RankSet
 
-OWN_DATA = Path(resume_ranks.__file__).with_name("own_data.py")
+USER_DATA = Path(resume_ranks.__file__).with_name("own_data.py")
 SAVED, STEPS = 3, 6
 
 
-def read(dataset: Any, *, ranks: int = 1, workers: int = 0, start: int = 0, seed: int = 7) -> dict[Draw, Any]:
+def read_samples(
+    dataset: Any, *, ranks: int = 1, workers: int = 0, start: int = 0, seed: int = 7
+) -> dict[SampleKey, Any]:
     """What each sample was, in four steps over two epochs."""
     found = {}
     for rank in range(ranks):
-        batches = StepBatches(
+        batches = TrainBatchSampler(
             64, 32, shard_index=rank, shard_count=ranks, seed=seed, steps=4, start_step=start
         )
         torch.manual_seed(rank)  # a rank's own states are no sample's
@@ -39,37 +41,38 @@ def read(dataset: Any, *, ranks: int = 1, workers: int = 0, start: int = 0, seed
     return found
 
 
-def test_ranks_workers_and_a_late_start_leave_every_sample_as_it_is() -> None:
-    whole = read(Noisy())
+def test_samples_do_not_depend_on_ranks_workers_and_start() -> None:
+    whole = read_samples(Noisy())
     assert len(whole) == 128
-    assert read(Noisy(), ranks=2, workers=2) == whole
-    late = read(Noisy(), start=3, workers=1)
+    assert read_samples(Noisy(), ranks=2, workers=2) == whole
+    late = read_samples(Noisy(), start=3, workers=1)
     assert len(late) == 32
     assert late.items() <= whole.items()
-    assert read(Noisy(), ranks=4, start=3) == late
+    assert read_samples(Noisy(), ranks=4, start=3) == late
 
 
-def test_samples_epochs_and_seeds_differ_and_what_is_not_seeded_is_no_ranks_own() -> None:
-    whole = read(Noisy())
+def test_random_numbers_differ_by_sample_epoch_and_seed() -> None:
+    whole = read_samples(Noisy())
     assert len(set(map(tuple, whole.values()))) == 128
     assert all(
-        other != own for other, own in zip(read(Noisy(), seed=8).values(), whole.values(), strict=True)
+        other != own
+        for other, own in zip(read_samples(Noisy(), seed=8).values(), whole.values(), strict=True)
     )
 
     class Unseeded(Noisy):
         is_random = False
 
-    assert read(Unseeded(), ranks=2) != read(Unseeded())
+    assert read_samples(Unseeded(), ranks=2) != read_samples(Unseeded())
 
 
-def test_reading_leaves_every_global_state_as_it_was() -> None:
+def test_reading_leaves_global_random_states_unchanged() -> None:
     states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    list(build_loader(Noisy(), StepBatches(64, 32, steps=2), tell=print))
+    list(build_loader(Noisy(), TrainBatchSampler(64, 32, steps=2), report=print))
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == states[1:]
 
 
-class WholeBatches(Noisy):
+class RandomBatches(Noisy):
     def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         return self.pictures[indices] + torch.rand(len(indices), 1, 1, 1), self.classes[indices]
 
@@ -86,7 +89,7 @@ class Stream(Noisy):
         return self.pictures[self.position % 64], self.position
 
 
-class PlainBatches(Noisy):
+class FixedBatches(Noisy):
     def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         return self.pictures[indices], self.classes[indices]
 
@@ -98,15 +101,15 @@ class PlainBatches(Noisy):
         (OwnGenerator(), 2, "a generator of its own"),
         (Stream(), 0, "does not go by the index"),
         (Stream(), 2, "all train on the same samples"),
-        (WholeBatches(), 0, "read_batch of the training data draws"),
-        (PlainBatches(), 0, None),
+        (RandomBatches(), 0, "read_batch of the training data draws"),
+        (FixedBatches(), 0, None),
         (Noisy(), 1, None),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_draws_outside_of_samples_is_told_once(dataset: Any, workers: int, words: str | None) -> None:
+def test_unseeded_random_numbers_are_reported_once(dataset: Any, workers: int, words: str | None) -> None:
     told: list[Problem] = []
-    loader = build_loader(dataset, StepBatches(64, 16, steps=4), workers=workers, tell=told.append)
+    loader = build_loader(dataset, TrainBatchSampler(64, 16, steps=4), workers=workers, report=told.append)
     assert [inputs.shape for inputs, _ in loader] == [(16, 1, 8, 8)] * 4
     loader.close()
     assert len(told) == (words is not None)
@@ -118,7 +121,7 @@ def toml(
 ) -> str:
     return f"""
 model = {{ use = "mlp", args = {{ hidden = [16], classes = 10 }} }}
-data = {{ use = "{OWN_DATA}:{data}", workers = {workers} }}
+data = {{ use = "{USER_DATA}:{data}", workers = {workers} }}
 strategy = {{ use = "{strategy}" }}
 devices = {{ use = "cpu:{num_devices}" }}
 [train]
@@ -131,9 +134,7 @@ optimizer = {{ use = "sgd", lr = 0.05 }}
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_augmented_training_goes_on_to_the_bit_and_on_other_ranks_within_rounding(
-    ranks: tuple[int, RankSet], tmp_path: Path
-) -> None:
+def test_augmented_training_resumes_on_any_layout(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
     """Saved with two workers on one device; gone on with two again, and on two ranks with one worker each."""
     saved, same, other = (str(tmp_path / name) for name in ("saved", "same", "other"))
     resume_ranks.run(toml("single", 1, 2, SAVED), saved)
@@ -148,7 +149,7 @@ def test_augmented_training_goes_on_to_the_bit_and_on_other_ranks_within_roundin
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_a_run_tells_once_what_draws_outside_of_samples(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
+def test_a_run_reports_unseeded_random_numbers_once(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
     config = toml("ddp", 2, 1, data="own_generator")
     ranks[1].call("tests.helpers.resume_ranks:run", toml=config, folder=str(tmp_path))
     (problem,) = resume_ranks.problems(tmp_path)

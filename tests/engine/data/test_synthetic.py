@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from rankdeck.base.errors import DataError
-from rankdeck.config.catalog import MASKED
+from rankdeck.config.catalog import IGNORE_INDEX
 from rankdeck.data.loader import build_loader
-from rankdeck.data.sampling import StepBatches
-from rankdeck.data.synthetic import PATTERN_NUMBERS, POOL_BYTES, InputSpec, Synthetic, spec_for
+from rankdeck.data.samplers import TrainBatchSampler
+from rankdeck.data.synthetic import MAX_POOL_BYTES, PATTERN_NUMBERS, InputSpec, Synthetic, input_spec
 from rankdeck.models import gpt, mlp
 
 SPECS = [
@@ -21,7 +21,7 @@ SPECS = [
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_the_card_is_what_loading_gives(spec: InputSpec) -> None:
+def test_the_spec_matches_the_loaded_data(spec: InputSpec) -> None:
     source = Synthetic({"samples": 100}, spec)
     card = source.describe()
     train, heldout = source.load()
@@ -32,7 +32,7 @@ def test_the_card_is_what_loading_gives(spec: InputSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_samples_are_fixed_and_heldout_ones_are_others(spec: InputSpec) -> None:
+def test_samples_are_fixed_and_heldout_samples_differ(spec: InputSpec) -> None:
     torch.manual_seed(0)
     train, heldout = Synthetic({"samples": 64}, spec).load()
     torch.manual_seed(1)
@@ -47,24 +47,24 @@ def test_samples_are_fixed_and_heldout_ones_are_others(spec: InputSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_the_asked_share_of_targets_is_masked(spec: InputSpec) -> None:
+def test_the_requested_fraction_of_targets_is_masked(spec: InputSpec) -> None:
     source = Synthetic({"samples": 2000, "masked": 0.25}, spec)
     train, _ = source.load()
     assert source.describe().may_mask
     assert not Synthetic({}, spec).describe().may_mask
-    assert abs((train.targets == MASKED).float().mean() - 0.25) < 0.05
+    assert abs((train.targets == IGNORE_INDEX).float().mean() - 0.25) < 0.05
 
 
 def test_a_large_set_repeats_a_bounded_pool() -> None:
     spec = InputSpec((3, 224, 224))
     train, _ = Synthetic({"samples": 10_000}, spec).load()
-    assert train.inputs.nbytes <= POOL_BYTES
+    assert train.inputs.nbytes <= MAX_POOL_BYTES
     rows = len(train.inputs)
     assert torch.equal(train[rows + 1][0], train[1][0])
     assert torch.equal(train.read_batch([9_999])[0][0], train[9_999][0])
 
 
-def test_a_long_sample_repeats_its_classes_pattern_from_its_first_number_on() -> None:
+def test_a_long_sample_repeats_the_pattern_of_its_class() -> None:
     train, _ = Synthetic({"samples": 2000, "classes": 2}, InputSpec((2 * PATTERN_NUMBERS,))).load()
     inputs, targets = train.read_batch(range(1000))
     of_class = torch.stack([inputs[targets == index].mean(0) for index in range(2)])
@@ -73,24 +73,24 @@ def test_a_long_sample_repeats_its_classes_pattern_from_its_first_number_on() ->
     assert first[:, 0].abs().max() > 0.3
 
 
-def test_classes_can_be_learnt_on_heldout_samples() -> None:
+def test_classes_can_be_learned() -> None:
     torch.manual_seed(0)
     train, heldout = Synthetic({"samples": 512}, InputSpec((32,), classes=5)).load()
     model = mlp.build(inputs=32, classes=5, hidden=[32])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for inputs, targets in build_loader(train, StepBatches(512, 32, steps=60)):
+    for inputs, targets in build_loader(train, TrainBatchSampler(512, 32, steps=60)):
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
     assert (model(heldout.inputs).argmax(1) == heldout.targets).float().mean() > 0.9
 
 
-def test_tokens_can_be_learnt() -> None:
+def test_tokens_can_be_learned() -> None:
     torch.manual_seed(0)
     train, _ = Synthetic({"samples": 512}, InputSpec((16,), torch.int64, vocabulary=30)).load()
     model = gpt.build(vocabulary=30, layers=1, heads=2, width=32, context=16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for inputs, targets in build_loader(train, StepBatches(512, 32, steps=60)):
+    for inputs, targets in build_loader(train, TrainBatchSampler(512, 32, steps=60)):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         loss.backward()
@@ -99,9 +99,11 @@ def test_tokens_can_be_learnt() -> None:
 
 
 def test_the_spec_follows_the_model() -> None:
-    assert spec_for("gpt", {"context": 32, "vocabulary": 99}) == InputSpec((32,), torch.int64, vocabulary=99)
-    assert spec_for("mlp", {}) == InputSpec((64,))
-    assert spec_for("resnet", {"stem": "small", "classes": 7}) == InputSpec((3, 32, 32), classes=7)
+    assert input_spec("gpt", {"context": 32, "vocabulary": 99}) == InputSpec(
+        (32,), torch.int64, vocabulary=99
+    )
+    assert input_spec("mlp", {}) == InputSpec((64,))
+    assert input_spec("resnet", {"stem": "small", "classes": 7}) == InputSpec((3, 32, 32), classes=7)
     with pytest.raises(DataError, match=r"mine.py:make") as caught:
-        spec_for("mine.py:make", {})
+        input_spec("mine.py:make", {})
     assert "factory" in (caught.value.advice or "")

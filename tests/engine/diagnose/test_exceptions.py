@@ -13,7 +13,13 @@ import pytest
 
 import rankdeck
 from rankdeck.base.errors import DataError, TrainingError
-from rankdeck.diagnose.exceptions import describe, is_communication, last_lines, own_place, read_last_lines
+from rankdeck.diagnose.exceptions import (
+    describe_exception,
+    is_communication_error,
+    last_lines,
+    read_last_lines,
+    user_location,
+)
 from rankdeck.events import RankFailed, decode, encode
 
 COMMUNICATION = [
@@ -28,18 +34,18 @@ COMMUNICATION = [
 ]
 
 
-def raised(error: BaseException) -> RankFailed:
+def failure_after_raise(error: BaseException) -> RankFailed:
     """What a rank says of an error that was really raised."""
     try:
         raise error
     except BaseException as caught:
-        return describe(caught, 1)
+        return describe_exception(caught, 1)
 
 
 @pytest.mark.parametrize("text", COMMUNICATION)
-def test_what_torch_says_of_lost_ranks_is_communication(text: str) -> None:
-    assert is_communication(text)
-    assert raised(RuntimeError(text)).is_communication
+def test_torch_messages_about_lost_ranks_are_communication_errors(text: str) -> None:
+    assert is_communication_error(text)
+    assert failure_after_raise(RuntimeError(text)).is_communication
 
 
 @pytest.mark.parametrize(
@@ -51,41 +57,41 @@ def test_what_torch_says_of_lost_ranks_is_communication(text: str) -> None:
         KeyError("NCCL error"),
     ],
 )
-def test_a_persons_own_errors_are_not_communication(error: Exception) -> None:
-    failure = raised(error)
+def test_user_errors_are_not_communication_errors(error: Exception) -> None:
+    failure = failure_after_raise(error)
     assert not failure.is_communication
     assert failure.problem.code not in ("communication", "unreachable")
 
 
-class UnspeakableError(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> str:
         raise TypeError("even its words fail")
 
 
-def test_an_error_that_cannot_say_what_it_is_is_told_by_its_type() -> None:
-    failure = raised(UnspeakableError())
+def test_an_unprintable_error_shows_its_type() -> None:
+    failure = failure_after_raise(UnprintableError())
     assert failure.problem.code == "rank-exception"
-    assert "UnspeakableError: no message" in failure.problem.message
+    assert "UnprintableError: no message" in failure.problem.message
 
 
-def test_causes_that_go_round_in_a_circle_are_seen_once() -> None:
+def test_a_cycle_of_causes_is_visited_once() -> None:
     outer, inner = RuntimeError("outer"), ValueError("bad batch 17")
     inner.__context__, outer.__context__ = outer, inner
-    assert raised(inner).problem.message.startswith("ValueError: bad batch 17")
+    assert failure_after_raise(inner).problem.message.startswith("ValueError: bad batch 17")
 
 
-def test_words_that_are_not_utf_8_reach_the_run() -> None:
-    failure = decode(encode(raised(ValueError("bad batch caf\udce9"))))
+def test_messages_that_are_not_utf_8_are_encoded() -> None:
+    failure = decode(encode(failure_after_raise(ValueError("bad batch caf\udce9"))))
     assert isinstance(failure, RankFailed)
     assert failure.problem.message.startswith("ValueError: bad batch caf?")
 
 
-def test_torchs_own_error_types_are_known_by_name() -> None:
-    assert raised(type("DistBackendError", (RuntimeError,), {})("something")).is_communication
+def test_torch_error_types_are_matched_by_name() -> None:
+    assert failure_after_raise(type("DistBackendError", (RuntimeError,), {})("something")).is_communication
 
 
-def test_a_message_has_type_text_and_place_and_the_last_lines() -> None:
-    problem = raised(ValueError("bad batch 17\nsecond line")).problem
+def test_a_message_has_type_text_location_and_last_lines() -> None:
+    problem = failure_after_raise(ValueError("bad batch 17\nsecond line")).problem
     assert problem.message.startswith("ValueError: bad batch 17 (")
     assert Path(__file__).name in problem.message
     assert problem.rank == 1
@@ -93,9 +99,9 @@ def test_a_message_has_type_text_and_place_and_the_last_lines() -> None:
 
 
 def test_a_long_message_ends_with_a_whole_word() -> None:
-    message = raised(ValueError("word " * 200)).problem.message
+    message = failure_after_raise(ValueError("word " * 200)).problem.message
     assert "word word ... (" in message and len(message) < 700
-    assert "xxxx ... (" in raised(ValueError("x" * 1000)).problem.message
+    assert "xxxx ... (" in failure_after_raise(ValueError("x" * 1000)).problem.message
 
 
 @pytest.mark.parametrize(
@@ -121,22 +127,22 @@ def test_a_long_message_ends_with_a_whole_word() -> None:
         (TrainingError("The loss became NaN.", code="loss-not-finite"), "loss-not-finite", 1),
     ],
 )
-def test_every_kind_has_its_code_and_exit_code(error: Exception, code: str, exit_code: int) -> None:
-    failure = raised(error)
+def test_each_error_has_its_code_and_exit_code(error: Exception, code: str, exit_code: int) -> None:
+    failure = failure_after_raise(error)
     assert (failure.problem.code, failure.exit_code, failure.is_communication) == (code, exit_code, False)
 
 
 _FULL_SHARED_MEMORY = """
 import multiprocessing
-from rankdeck.diagnose.exceptions import describe
+from rankdeck.diagnose.exceptions import describe_exception
 try:
     multiprocessing.Queue()
 except OSError as error:
-    print(describe(error, 0).problem.code)
+    print(describe_exception(error, 0).problem.code)
 """
 
 
-def test_where_shared_memory_is_full_the_disk_is_not_to_blame() -> None:
+def test_full_shared_memory_is_not_a_full_disk() -> None:
     """A semaphore's error names no file. In a mount namespace, where that may be made."""
     full = "mount -t tmpfs -o size=64k none /dev/shm && head -c 1M /dev/zero > /dev/shm/x 2> /dev/null; "
     done = subprocess.run(
@@ -151,32 +157,33 @@ def test_where_shared_memory_is_full_the_disk_is_not_to_blame() -> None:
     assert done.stdout == "shared-memory\n", done.stderr
 
 
-def test_a_limit_of_memory_is_named() -> None:
+def test_a_memory_limit_is_named() -> None:
     ask = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); " + (
-        "from rankdeck.diagnose.exceptions import describe; print(describe(MemoryError(), 0).problem.advice)"
+        "from rankdeck.diagnose.exceptions import describe_exception; "
+        "print(describe_exception(MemoryError(), 0).problem.advice)"
     )
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert "6.0 GiB" in done.stdout and "ulimit -v" in done.stdout
 
 
-def test_a_users_exception_behind_ours_gives_the_last_lines() -> None:
+def test_the_last_lines_come_from_the_users_exception() -> None:
     try:
         try:
             raise ZeroDivisionError("division by zero")
         except ZeroDivisionError as cause:
             raise DataError("data.use = 'mine:make' raised ZeroDivisionError") from cause
     except DataError as error:
-        problem = describe(error, 0).problem
+        problem = describe_exception(error, 0).problem
     assert problem.code == "data"
     assert problem.last_lines[-1] == "ZeroDivisionError: division by zero"
 
 
-def test_the_event_travels() -> None:
-    failure = raised(ValueError("bad batch 17"))
+def test_the_event_survives_encoding() -> None:
+    failure = failure_after_raise(ValueError("bad batch 17"))
     assert decode(encode(failure)) == failure
 
 
-def test_last_lines_are_few_and_not_empty(tmp_path: Path) -> None:
+def test_last_lines_are_limited_and_not_blank(tmp_path: Path) -> None:
     text = "\n\n".join(f"line {index}" for index in range(100)) + "\n\n"
     assert last_lines(text) == tuple(f"line {index}" for index in range(80, 100))
     log = tmp_path / "rank-0.0.err"
@@ -186,7 +193,7 @@ def test_last_lines_are_few_and_not_empty(tmp_path: Path) -> None:
     assert max(map(len, read_last_lines(log))) == 300
 
 
-def test_an_error_in_a_package_of_another_environment_names_the_line_that_called_it(tmp_path: Path) -> None:
+def test_an_error_in_another_environment_names_the_calling_line(tmp_path: Path) -> None:
     package = tmp_path / "lib" / "site-packages" / "a_package_elsewhere.py"
     package.parent.mkdir(parents=True)
     package.write_text("def fail():\n    raise ValueError('no')\n")
@@ -194,13 +201,13 @@ def test_an_error_in_a_package_of_another_environment_names_the_line_that_called
     exec(compile(package.read_text(), str(package), "exec"), called)
     with pytest.raises(ValueError) as caught:
         called["fail"]()
-    assert own_place(caught.value)[0] == __file__
+    assert user_location(caught.value)[0] == __file__
 
 
-def test_of_a_persons_own_lines_the_innermost_is_named() -> None:
+def test_the_innermost_user_line_is_named() -> None:
     def fails() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError) as caught:
         fails()
-    assert own_place(caught.value) == (__file__, fails.__code__.co_firstlineno + 1)
+    assert user_location(caught.value) == (__file__, fails.__code__.co_firstlineno + 1)

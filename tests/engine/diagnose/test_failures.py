@@ -17,14 +17,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from rankdeck.diagnose.exceptions import describe, name
-from rankdeck.diagnose.failure_rules import RULES
-from rankdeck.diagnose.tracebacks import find_raised
+from rankdeck.diagnose.exceptions import describe_exception, match_rule
+from rankdeck.diagnose.failure_rules import FAILURE_RULES
+from rankdeck.diagnose.tracebacks import find_exception
 
 Raiser = Callable[[], object]
 
 
-class Broken(Dataset[torch.Tensor]):
+class BrokenDataset(Dataset[torch.Tensor]):
     """What reading its second sample does is up to the test."""
 
     def __init__(self, act: Callable[[], torch.Tensor]) -> None:
@@ -37,15 +37,15 @@ class Broken(Dataset[torch.Tensor]):
         return torch.zeros(2) if index != 1 else self.act()
 
 
-def _read(act: Callable[[], torch.Tensor], **options: int) -> list[torch.Tensor]:
-    return list(DataLoader(Broken(act), batch_size=2, **options))
+def _load_batches(act: Callable[[], torch.Tensor], **options: int) -> list[torch.Tensor]:
+    return list(DataLoader(BrokenDataset(act), batch_size=2, **options))
 
 
-def _missing_key() -> torch.Tensor:
+def _raise_key_error() -> torch.Tensor:
     raise KeyError("nose")
 
 
-def _leave() -> torch.Tensor:
+def _exit() -> torch.Tensor:
     os._exit(3)
 
 
@@ -66,7 +66,7 @@ def _backward_twice() -> None:
     loss.backward()
 
 
-def _unscaled() -> None:
+def _step_without_backward() -> None:
     scaler = torch.amp.GradScaler("cpu")
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters())
@@ -83,7 +83,7 @@ def _wrong_optimizer() -> None:
     torch.optim.SGD([torch.ones(1)]).load_state_dict(two.state_dict())
 
 
-def _taken_port() -> None:
+def _bind_taken_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         socket.create_server(server.getsockname())
 
@@ -93,7 +93,7 @@ def _store_on_taken_port() -> None:
         torch.distributed.TCPStore("127.0.0.1", server.getsockname()[1], 1, is_master=True)
 
 
-def _no_store() -> None:
+def _connect_without_store() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     from datetime import timedelta
@@ -101,19 +101,19 @@ def _no_store() -> None:
     torch.distributed.TCPStore("127.0.0.1", port, 2, is_master=False, timeout=timedelta(seconds=1))
 
 
-def _no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def _init_without_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(variable, raising=False)
     torch.distributed.init_process_group("gloo")
 
 
-def _cut_off() -> None:
+def _load_truncated_file() -> None:
     file = io.BytesIO()
     torch.save(nn.Linear(2, 1).state_dict(), file)
     torch.load(io.BytesIO(file.getvalue()[:-200]), weights_only=True)
 
 
-REAL: list[tuple[str, Raiser]] = [
+RAISED_ERRORS: list[tuple[str, Raiser]] = [
     ("out-of-memory", lambda: torch.empty(1 << 60)),
     ("out-of-memory", lambda: bytearray(1 << 60)),
     ("shape-mismatch", lambda: nn.Linear(64, 10)(torch.ones(3, 65))),
@@ -135,18 +135,18 @@ REAL: list[tuple[str, Raiser]] = [
     ("no-graph", lambda: _backward(torch.ones(2).sum())),
     ("not-scalar", lambda: _backward(torch.ones(2, requires_grad=True) * 2)),
     ("leaf-changed", lambda: torch.ones(2, requires_grad=True).add_(1)),
-    ("scaler-order", _unscaled),
-    ("ragged-samples", lambda: _read(lambda: torch.zeros(3))),
-    ("data-worker", lambda: _read(_missing_key, num_workers=1)),
-    ("data-worker-died", lambda: _read(_leave, num_workers=1)),
+    ("scaler-order", _step_without_backward),
+    ("ragged-samples", lambda: _load_batches(lambda: torch.zeros(3))),
+    ("data-worker", lambda: _load_batches(_raise_key_error, num_workers=1)),
+    ("data-worker-died", lambda: _load_batches(_exit, num_workers=1)),
     ("not-picklable", lambda: pickle.dumps(lambda: None)),
     ("checkpoint-mismatch", lambda: _load("", nn.Linear(3, 1))),
     ("checkpoint-mismatch", lambda: _load("module.", nn.Linear(2, 1))),
     ("checkpoint-mismatch", _wrong_optimizer),
-    ("unreadable-weights", _cut_off),
-    ("port-in-use", _taken_port),
+    ("unreadable-weights", _load_truncated_file),
+    ("port-in-use", _bind_taken_port),
     ("port-in-use", _store_on_taken_port),
-    ("unreachable", _no_store),
+    ("unreachable", _connect_without_store),
     ("no-process-group", lambda: torch.distributed.all_reduce(torch.ones(1))),
     ("no-module", lambda: __import__("no_such_package")),
     ("no-file", lambda: Path("/no/such/file.csv").read_text()),
@@ -173,15 +173,17 @@ def raised_by(raiser: Raiser) -> BaseException:
     return caught.value
 
 
-@pytest.mark.parametrize(("code", "raiser"), REAL, ids=[f"{n}-{code}" for n, (code, _) in enumerate(REAL)])
-def test_an_error_that_was_really_raised_is_named(code: str, raiser: Raiser) -> None:
+@pytest.mark.parametrize(
+    ("code", "raiser"), RAISED_ERRORS, ids=[f"{n}-{code}" for n, (code, _) in enumerate(RAISED_ERRORS)]
+)
+def test_raised_errors_get_their_codes(code: str, raiser: Raiser) -> None:
     error = raised_by(raiser)
-    problem = describe(error, 1).problem
+    problem = describe_exception(error, 1).problem
     traceback.clear_frames(error.__traceback__)  # the workers of a loader end with it
     assert problem.code == code and problem.advice and "{" not in problem.advice, problem
 
 
-TOLD = [
+ERROR_TEXTS = [
     ("out-of-memory", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB."),
     ("out-of-memory", "RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
     ("kernel-too-large", "OutOfResources", "out of resource: shared memory, Required: 147456"),
@@ -230,31 +232,35 @@ TOLD = [
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "text"), TOLD, ids=[f"{n}-{item[0]}" for n, item in enumerate(TOLD)]
+    ("code", "kind", "text"), ERROR_TEXTS, ids=[f"{n}-{item[0]}" for n, item in enumerate(ERROR_TEXTS)]
 )
-def test_words_that_a_cpu_cannot_be_made_to_say_are_known(code: str, kind: str, text: str) -> None:
-    named = name(kind, text)
+def test_gpu_error_texts_get_their_codes(code: str, kind: str, text: str) -> None:
+    named = match_rule(kind, text)
     assert named is not None and named.code == code
-    assert named.rule.of_others == (code in ("communication", "unreachable"))
+    assert named.rule.is_about_others == (code in ("communication", "unreachable"))
 
 
-def test_a_script_without_a_launcher_is_told_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = describe(raised_by(lambda: _no_rank(monkeypatch)), 0).problem
+def test_a_script_without_a_launcher_gets_the_launch_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = describe_exception(raised_by(lambda: _init_without_rank(monkeypatch)), 0).problem
     assert (
         problem.code == "no-launcher" and problem.advice and "rankdeck run --nproc-per-node" in problem.advice
     )
 
 
 @pytest.mark.parametrize("code", ["world-size-mismatch", "one-process-only", "no-process-group", "no-nccl"])
-def test_a_library_that_took_one_process_for_a_rank_is_started_without_the_variables(code: str) -> None:
-    rule = next(rule for rule in RULES if rule.code == code)
-    assert "rankdeck run --plain" in (rule.to_scripts or rule.advice)
+def test_rules_about_launcher_variables_suggest_plain(code: str) -> None:
+    rule = next(rule for rule in FAILURE_RULES if rule.code == code)
+    assert "rankdeck run --plain" in (rule.script_advice or rule.advice)
 
 
-def test_every_rule_stands_beside_an_error_that_it_is_about() -> None:
-    shown = {code for code, _ in REAL} | {code for code, _, _ in TOLD} | {"unused-parameters", "no-launcher"}
-    assert shown == {rule.code for rule in RULES} and len(shown) >= 30
-    assert all(rule.advice or rule.code == "communication" for rule in RULES)
+def test_every_rule_has_an_example() -> None:
+    shown = (
+        {code for code, _ in RAISED_ERRORS}
+        | {code for code, _, _ in ERROR_TEXTS}
+        | {"unused-parameters", "no-launcher"}
+    )
+    assert shown == {rule.code for rule in FAILURE_RULES} and len(shown) >= 30
+    assert all(rule.advice or rule.code == "communication" for rule in FAILURE_RULES)
 
 
 @pytest.mark.parametrize(
@@ -268,25 +274,25 @@ def test_every_rule_stands_beside_an_error_that_it_is_about() -> None:
         NotImplementedError("x"),
     ],
 )
-def test_what_no_rule_is_about_keeps_its_own_words(error: Exception) -> None:
-    problem = describe(error, 0).problem
+def test_unknown_errors_keep_their_message(error: Exception) -> None:
+    problem = describe_exception(error, 0).problem
     assert problem.code == "rank-exception" and type(error).__name__ in problem.message
 
 
-def test_what_an_error_names_stands_in_the_words() -> None:
-    target = describe(raised_by(REAL[10][1]), 0).problem
+def test_advice_contains_names_from_the_error() -> None:
+    target = describe_exception(raised_by(RAISED_ERRORS[10][1]), 0).problem
     assert target.advice is not None and target.advice.startswith("A target is 4, and")
-    missing = describe(raised_by(lambda: __import__("no_such_package")), 0).problem
+    missing = describe_exception(raised_by(lambda: __import__("no_such_package")), 0).problem
     assert (
         missing.advice == "The Python that ran it has no no_such_package. "
         "Install what provides it there, or correct the name."
     )
-    port = describe(raised_by(_store_on_taken_port), 0)
+    port = describe_exception(raised_by(_store_on_taken_port), 0)
     assert port.problem.advice is not None and "listens on port" in port.problem.advice
     assert not port.is_communication
 
 
-def test_a_printed_error_is_read_as_far_as_its_message_goes() -> None:
+def test_a_printed_error_ends_with_its_message() -> None:
     printed = (
         "Traceback (most recent call last):\n"
         '  File "/p/train.py", line 13, in <module>\n'
@@ -298,20 +304,20 @@ def test_a_printed_error_is_read_as_far_as_its_message_goes() -> None:
         "\n"
         "[W123 socket.cpp] address already in use\n"
     )
-    raised = find_raised(printed)
+    raised = find_exception(printed)
     assert raised is not None
-    named = name(raised.name, raised.text)
-    assert named is not None and named.found == {"names": "spare.bias, spare.weight"}
-    advice = named.advice(of_script=True)
+    named = match_rule(raised.name, raised.full_text)
+    assert named is not None and named.groups == {"names": "spare.bias, spare.weight"}
+    advice = named.advice(for_script=True)
     assert advice is not None and advice.startswith(
         "These took no part in the loss: spare.bias, spare.weight. Pass"
     )
-    of_run = named.advice(of_script=False)
+    of_run = named.advice(for_script=False)
     assert of_run is not None and "strategy.find_unused_parameters" in of_run
 
 
-def test_a_log_that_goes_on_after_an_error_does_not_rename_it(tmp_path: Path) -> None:
-    raised = find_raised(
+def test_log_lines_after_an_error_do_not_change_its_code(tmp_path: Path) -> None:
+    raised = find_exception(
         "Traceback (most recent call last):\nValueError: bad\n\nport: 1 address already in use\n"
     )
-    assert raised is not None and name(raised.name, raised.text) is None
+    assert raised is not None and match_rule(raised.name, raised.full_text) is None

@@ -15,14 +15,20 @@ import pytest
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.phrases import phrase
-from rankdeck.diagnose.findings import RULES, Findings, SeenRun, findings, problems_and_findings
-from rankdeck.run.batch import Batch, batches
-from rankdeck.run.fold import Fold
+from rankdeck.diagnose.findings import (
+    FINDING_RULES,
+    FindingTracker,
+    RuleContext,
+    check_rules,
+    problems_and_findings,
+)
+from rankdeck.run.batch import Batch, iter_batches
+from rankdeck.run.run_state import RunState
 from rankdeck.run.step_blocks import StepBlock
-from rankdeck.rundir import EventReader
-from tests.helpers.cli import rankdeck_here
-from tests.helpers.tree import CHECKOUT
-from tests.helpers.written_run import MIB, WrittenRun, backdated, device_infos
+from rankdeck.run_dir import EventReader
+from tests.helpers.checkout import CHECKOUT
+from tests.helpers.cli import rankdeck_in_process
+from tests.helpers.written_run import MIB, WrittenRun, device_infos, write_backdated
 from tests.helpers.written_script import WrittenScript
 
 GIB = 1 << 30
@@ -58,20 +64,20 @@ def script(tmp_path: Path, made: list[WrittenRun]) -> Any:
     return make
 
 
-def fold_of(run: WrittenRun) -> Fold:
-    fold = Fold()
-    for batch in batches(EventReader(run.dir)):
+def run_state(run: WrittenRun) -> RunState:
+    fold = RunState()
+    for batch in iter_batches(EventReader(run.dir)):
         fold.apply(batch)
     return fold
 
 
-def found(run: WrittenRun) -> dict[str, Problem]:
+def run_problems(run: WrittenRun) -> dict[str, Problem]:
     """What is found in a run, by code; all of it is a warning that says what was seen and what to do."""
     try:
         config = run.dir.config()
     except ConfigError:
         config = None
-    problems = findings(SeenRun(fold_of(run), config))
+    problems = check_rules(RuleContext(run_state(run), config))
     for problem in problems:
         assert problem.severity == "warning" and problem.advice and problem.evidence, problem
         assert problem.templates["message"] and problem.templates["evidence.0"], problem
@@ -80,7 +86,7 @@ def found(run: WrittenRun) -> dict[str, Problem]:
     return {problem.code: problem for problem in problems}
 
 
-def spans(
+def write_spans(
     run: WrittenRun, rank: int, step: int, seconds: float, microbatch: int | None = None, **phases: float
 ) -> None:
     """A sampled step of a rank: its phases one after the other."""
@@ -101,46 +107,48 @@ def spans(
     )
 
 
-def up(run: WrittenRun, ranks: int, threads: int | None = None) -> None:
+def start_ranks(run: WrittenRun, ranks: int, threads: int | None = None) -> None:
     for rank in range(ranks):
         started = events.RankStarted(rank=rank, pid=100 + rank, devices=[rank], threads=threads)
         run.writer(f"rank-{rank}").write(started)
 
 
-def falling(num: int, start: float = 2.3, end: float = 0.4, scatter: float = 0.05) -> list[float]:
+def falling_losses(num: int, start: float = 2.3, end: float = 0.4, scatter: float = 0.05) -> list[float]:
     losses = end + (start - end) * np.exp(-np.arange(num) / (num / 5)) + NOISE.normal(0, scatter, num)
     return [float(loss) for loss in losses]
 
 
-def test_every_rule_is_named_once_and_stands_behind_its_causes() -> None:
-    codes = [rule.code for rule in RULES]
+def test_rules_are_unique_and_come_after_their_causes() -> None:
+    codes = [rule.code for rule in FINDING_RULES]
     assert len(codes) == len(set(codes)) >= 14
-    assert all(codes.index(cause) < place for place, rule in enumerate(RULES) for cause in rule.unless)
+    assert all(
+        codes.index(cause) < place for place, rule in enumerate(FINDING_RULES) for cause in rule.unless
+    )
 
 
-def test_a_device_that_holds_much_more_than_the_others(configured: Any) -> None:
+def test_memory_imbalance_is_found(configured: Any) -> None:
     run, even = configured({"use": "dp"}), configured({"use": "dp"})
     for one, lead in ((run, 300), (even, 65)):
-        one.begin(1, device_infos(2), strategy="dp")
-        one.memory(0, 1, {0: {"activations": lead * MIB}, 1: {"activations": 60 * MIB}})
-    problem = found(run)["imbalance"]
+        one.start(1, device_infos(2), strategy="dp")
+        one.write_memory(0, 1, {0: {"activations": lead * MIB}, 1: {"activations": 60 * MIB}})
+    problem = run_problems(run)["imbalance"]
     assert problem.message.startswith("Virtual 0 holds 240.0 MiB more") and problem.cure == {
         "strategy.use": "ddp"
     }
     assert problem.evidence[0].text == "300.0 MiB on Virtual 0, 60.0 MiB on the median of the others"
-    assert found(even) == {}
+    assert run_problems(even) == {}
 
 
 @pytest.mark.parametrize("times_slow, speaks", [(12, True), (7, False)])
-def test_a_rank_that_is_always_slower_is_a_straggler(configured: Any, times_slow: int, speaks: bool) -> None:
+def test_an_always_slower_rank_is_a_straggler(configured: Any, times_slow: int, speaks: bool) -> None:
     run = configured()
-    run.begin(3, device_infos(3), strategy="ddp")
-    up(run, 3)
+    run.start(3, device_infos(3), strategy="ddp")
+    start_ranks(run, 3)
     for step in range(1, 13):
         for rank in range(3):
             is_slow = rank == 2 and step <= times_slow
-            spans(run, rank, step, 0.1, data=0.001, forward=0.03 if is_slow else 0.02, backward=0.06)
-    told = found(run)
+            write_spans(run, rank, step, 0.1, data=0.001, forward=0.03 if is_slow else 0.02, backward=0.06)
+    told = run_problems(run)
     assert set(told) == ({"straggler"} if speaks else set())
     if speaks:
         assert told["straggler"].rank == 2 and "1.5 times as long" in told["straggler"].message
@@ -148,20 +156,20 @@ def test_a_rank_that_is_always_slower_is_a_straggler(configured: Any, times_slow
         assert "12 of the last 12 sampled steps" in told["straggler"].evidence[0].text
 
 
-def test_who_waits_for_the_others_or_has_other_work_is_no_straggler(configured: Any) -> None:
+def test_waiting_ranks_and_stages_are_not_stragglers(configured: Any) -> None:
     waits, stages = configured(), configured({"use": "pipeline"})
-    waits.begin(2, device_infos(2), strategy="ddp")
-    stages.begin(2, device_infos(2), strategy="pipeline")
+    waits.start(2, device_infos(2), strategy="ddp")
+    stages.start(2, device_infos(2), strategy="pipeline")
     for run in (waits, stages):
-        up(run, 2)
+        start_ranks(run, 2)
         for step in range(1, 13):
-            spans(run, 0, step, 0.1, data=0.001, forward=0.02, backward=0.06)
+            write_spans(run, 0, step, 0.1, data=0.001, forward=0.02, backward=0.06)
             forward_s = 0.02 if run is waits else 0.04
-            spans(run, 1, step, 0.1, data=0.001, forward=forward_s, backward=0.02, all_reduce=0.04)
-    assert found(waits) == found(stages) == {}
+            write_spans(run, 1, step, 0.1, data=0.001, forward=forward_s, backward=0.02, all_reduce=0.04)
+    assert run_problems(waits) == run_problems(stages) == {}
 
 
-def test_steps_that_wait_for_data_get_workers(configured: Any) -> None:
+def test_steps_that_wait_for_data_suggest_workers(configured: Any) -> None:
     run, fine, quick, has_workers = (configured(data={"use": "digits", "workers": n}) for n in (0, 0, 0, 4))
     for one, data_s, step_s in (
         (run, 0.04, 0.1),
@@ -169,32 +177,32 @@ def test_steps_that_wait_for_data_get_workers(configured: Any) -> None:
         (quick, 0.001, 0.002),
         (has_workers, 0.04, 0.1),
     ):
-        one.begin(2, device_infos(2), strategy="ddp", cores=8)
-        up(one, 2)
+        one.start(2, device_infos(2), strategy="ddp", cores=8)
+        start_ranks(one, 2)
         for step in range(1, 8):
             for rank in range(2):
-                spans(one, rank, step, step_s, data=data_s, forward=step_s - data_s)
-    problem = found(run)["input-bound"]
+                write_spans(one, rank, step, step_s, data=data_s, forward=step_s - data_s)
+    problem = run_problems(run)["input-bound"]
     assert problem.message == "Steps wait 40 % of their time for data: 40 ms of each."
     assert problem.cure == {"data.workers": 4} and problem.rank is None
-    assert found(fine) == found(quick) == {}
-    assert found(has_workers)["input-bound"].cure == {}
+    assert run_problems(fine) == run_problems(quick) == {}
+    assert run_problems(has_workers)["input-bound"].cure == {}
 
 
-def test_a_script_that_waits_for_its_loader(script: Any) -> None:
+def test_a_script_that_waits_for_its_loader_is_input_bound(script: Any) -> None:
     run, fine = script(), script()
     for one, waits_s in ((run, (0.3, 0.01)), (fine, (0.05, 0.01))):
-        one.launch(2, cores=8)
+        one.start_script(2, cores=8)
         for rank, wait_s in enumerate(waits_s):
-            one.see(rank, world_size=2, dataset="a:B", loader_workers=0)
-            one.step(rank, 1, falling(40), wait_s=wait_s)
-    problem = found(run)["input-bound"]
+            one.observe_rank(rank, world_size=2, dataset="a:B", loader_workers=0)
+            one.write_step_line(rank, 1, falling_losses(40), wait_s=wait_s)
+    problem = run_problems(run)["input-bound"]
     assert (problem.rank, problem.cure) == (0, {}) and "60 % of their time" in problem.message
     assert problem.advice is not None and "num_workers=4" in problem.advice
     assert (
         problem.evidence[0].path == "events/rank-0.0.jsonl" and "11.7 s of 19.5 s" in problem.evidence[0].text
     )
-    assert found(fine) == {}
+    assert run_problems(fine) == {}
 
 
 def gpus(total_bytes: int = 80 * GIB) -> list[events.DeviceInfo]:
@@ -202,42 +210,42 @@ def gpus(total_bytes: int = 80 * GIB) -> list[events.DeviceInfo]:
 
 
 @pytest.mark.parametrize("sync_s, hidden_s, speaks", [(0.06, 0.01, True), (0.06, 0.05, False)])
-def test_gradients_that_travel_longer_than_backward_hides(
+def test_exposed_gradient_sync_is_comm_bound(
     configured: Any, sync_s: float, hidden_s: float, speaks: bool
 ) -> None:
     run, rehearsed = configured(), configured()
     for one, devices in ((run, gpus()), (rehearsed, device_infos(2))):
-        one.begin(2, devices, strategy="ddp")
-        up(one, 2)
+        one.start(2, devices, strategy="ddp")
+        start_ranks(one, 2)
         for rank in range(2):
             for step in range(1, 8):
-                spans(one, rank, step, 0.1, forward=0.03, all_reduce=sync_s)
+                write_spans(one, rank, step, 0.1, forward=0.03, all_reduce=sync_s)
             comm = events.Comm(
                 rank=rank, step=3, algorithm="ring", sent_bytes=9, sync_s=sync_s, overlapped_s=hidden_s
             )
             one.writer(f"rank-{rank}").write(comm)
-    told = found(run)
+    told = run_problems(run)
     assert set(told) == ({"comm-bound"} if speaks else set())
     if speaks:
         assert "send and receive for 50 % of a step" in told["comm-bound"].message
-    assert found(rehearsed) == {}, "there ranks wait for each other's cores"
+    assert run_problems(rehearsed) == {}, "there ranks wait for each other's cores"
 
 
-def test_a_script_whose_own_collectives_take_its_time(script: Any) -> None:
+def test_a_script_with_slow_collectives_is_comm_bound(script: Any) -> None:
     run, fine = script(), script()
     for one, seconds in ((run, (12.0, 18.0)), (fine, (2.0, 18.0))):  # who waits for a slow rank is no sender
-        one.launch(2)
+        one.start_script(2)
         for rank in range(2):
-            one.see(rank, world_size=2)
-            one.step(rank, 1, falling(40), wait_s=0.0)
+            one.observe_rank(rank, world_size=2)
+            one.write_step_line(rank, 1, falling_losses(40), wait_s=0.0)
             told = events.Collectives(
                 rank=rank, step=40, calls={"all_reduce": 40}, num_bytes={"all_reduce": 9},
                 seconds={"all_reduce": seconds[rank]},
             )  # fmt: skip
             one.writer(f"rank-{rank}").write(told)
-    problem = found(run)["comm-bound"]
+    problem = run_problems(run)["comm-bound"]
     assert "62 % of a step" in problem.message and "no_sync" in (problem.advice or "")
-    assert found(fine) == {}
+    assert run_problems(fine) == {}
 
 
 @pytest.mark.parametrize(
@@ -248,12 +256,12 @@ def test_a_script_whose_own_collectives_take_its_time(script: Any) -> None:
         (0.02, 0.2, None),
     ],
 )
-def test_a_bubble_by_too_few_microbatches_or_uneven_stages(
+def test_a_large_bubble_suggests_microbatches_or_balance(
     configured: Any, idle_s: float, theory: float, cure: Any
 ) -> None:
     run = configured({"use": "pipeline", "microbatches": 4}, train={"global_batch": 32})
-    run.begin(2, gpus(), strategy="pipeline")
-    up(run, 2)
+    run.start(2, gpus(), strategy="pipeline")
+    start_ranks(run, 2)
     for rank in range(2):
         pipeline = events.Pipeline(
             rank=rank, step=3, stages=[rank], microbatches=4, in_flight=2, theory_bubble=theory
@@ -261,8 +269,8 @@ def test_a_bubble_by_too_few_microbatches_or_uneven_stages(
         run.writer(f"rank-{rank}").write(pipeline)
         for step in range(1, 8):
             busy_s = 0.1 if rank else 0.1 - 2 * idle_s
-            spans(run, rank, step, 0.1, 0, forward=busy_s / 2, backward=busy_s / 2)
-    told = found(run)
+            write_spans(run, rank, step, 0.1, 0, forward=busy_s / 2, backward=busy_s / 2)
+    told = run_problems(run)
     if cure is None:
         assert told == {}
     else:
@@ -275,42 +283,42 @@ def test_a_bubble_by_too_few_microbatches_or_uneven_stages(
 @pytest.mark.parametrize(
     "threads, cores, speaks", [(8, 8, True), (4, 8, False), (1, 1, False), (8, None, False)]
 )
-def test_more_threads_than_cores(
+def test_more_threads_than_cores_is_found(
     configured: Any, script: Any, threads: int, cores: int | None, speaks: bool
 ) -> None:
     run, on_gpus, own = configured(), configured(), script()
-    run.begin(2, device_infos(2), strategy="ddp", cores=cores)
-    on_gpus.begin(2, gpus(), strategy="ddp", cores=cores)
-    own.launch(2, cores=cores)
+    run.start(2, device_infos(2), strategy="ddp", cores=cores)
+    on_gpus.start(2, gpus(), strategy="ddp", cores=cores)
+    own.start_script(2, cores=cores)
     for one in (run, on_gpus):
-        up(one, 2, threads)
+        start_ranks(one, 2, threads)
     for rank in range(2):
-        own.see(rank, world_size=2, threads=threads)
+        own.observe_rank(rank, world_size=2, threads=threads)
     for one in (run, own):
-        told = found(one)
+        told = run_problems(one)
         assert set(told) == ({"thread-oversubscription"} if speaks else set())
         if speaks:
             problem = told["thread-oversubscription"]
             assert "2 ranks compute with 16 threads on 8 cores" in problem.message
             assert "OMP_NUM_THREADS=4" in (problem.advice or "")
-    assert found(on_gpus) == {}
+    assert run_problems(on_gpus) == {}
 
 
-def test_more_workers_than_cores(configured: Any, script: Any) -> None:
+def test_more_workers_than_cores_is_found(configured: Any, script: Any) -> None:
     run, fine = (configured(data={"use": "digits", "workers": n}) for n in (16, 4))
     for one in (run, fine):
-        one.begin(2, gpus(), strategy="ddp", cores=8)
-        up(one, 2)
-    problem = found(run)["workers-too-many"]
+        one.start(2, gpus(), strategy="ddp", cores=8)
+        start_ranks(one, 2)
+    problem = run_problems(run)["workers-too-many"]
     assert "32 worker processes read data on 8 cores" in problem.message
     assert problem.cure == {"data.workers": 4} and problem.evidence[0].path == "config.toml"
     own, few = script(), script()
     for one, workers in ((own, 16), (few, 4)):
-        one.launch(2, cores=8)
+        one.start_script(2, cores=8)
         for rank in range(2):
-            one.see(rank, world_size=2, loader_workers=workers)
-    assert "num_workers=4" in (found(own)["workers-too-many"].advice or "")
-    assert found(fine) == found(few) == {}
+            one.observe_rank(rank, world_size=2, loader_workers=workers)
+    assert "num_workers=4" in (run_problems(own)["workers-too-many"].advice or "")
+    assert run_problems(fine) == run_problems(few) == {}
 
 
 def gpu_memory(run: WrittenRun, peak: int, reserved: int, used: int) -> None:
@@ -326,28 +334,30 @@ def gpu_memory(run: WrittenRun, peak: int, reserved: int, used: int) -> None:
     run.writer("sampler").write(sample)
 
 
-def test_memory_that_is_all_but_full(configured: Any) -> None:
+def test_nearly_full_memory_is_found(configured: Any) -> None:
     full, cached, rehearsed, roomy = (
         configured({"use": "single"}, devices={"use": "cpu:1"}, rehearsal={"capacity": "1GiB"})
         for _ in range(4)
     )
     for one in (full, cached):
-        one.begin(1, device_infos(1, "gpu", 80 * GIB), strategy="single")
+        one.start(1, device_infos(1, "gpu", 80 * GIB), strategy="single")
     gpu_memory(full, 75 * GIB, 76 * GIB, 78 * GIB)
     gpu_memory(cached, 30 * GIB, 77 * GIB, 79 * GIB)  # torch keeps what it does not need
     for one, held in ((rehearsed, 1000 * MIB), (roomy, 800 * MIB)):
-        one.begin(1, device_infos(1), strategy="single")
-        one.memory(0, 1, {0: {"activations": held}})
-    problem = found(full)["memory-tight"]
+        one.start(1, device_infos(1), strategy="single")
+        one.write_memory(0, 1, {0: {"activations": held}})
+    problem = run_problems(full)["memory-tight"]
     assert problem.message.startswith("GPU 0 is 96 % full") and problem.cure == {"train.accumulate": 2}
     assert problem.evidence[0].text == "77.0 GiB of 80.0 GiB, in step 5"
-    assert found(rehearsed)["memory-tight"].message.startswith("Virtual 0 is 98 % full")
-    assert found(cached) == found(roomy) == {}
+    assert run_problems(rehearsed)["memory-tight"].message.startswith("Virtual 0 is 98 % full")
+    assert run_problems(cached) == run_problems(roomy) == {}
 
 
-def trained(run: WrittenRun, losses: Sequence[float], lr: Sequence[float] | None = None, **more: Any) -> None:
+def write_training(
+    run: WrittenRun, losses: Sequence[float], lr: Sequence[float] | None = None, **more: Any
+) -> None:
     num = len(losses)
-    run.begin(1, steps=num, strategy="single", **more)
+    run.start(1, steps=num, strategy="single", **more)
     run.writer("rank-0").write(
         events.Steps(
             rank=0,
@@ -362,159 +372,160 @@ def trained(run: WrittenRun, losses: Sequence[float], lr: Sequence[float] | None
     )
 
 
-def flat(num: int, at: float = 2.3, scatter: float = 0.03) -> list[float]:
+def flat_losses(num: int, at: float = 2.3, scatter: float = 0.03) -> list[float]:
     return [float(loss) for loss in NOISE.normal(at, scatter, num)]
 
 
-def rising_after(losses: Sequence[float]) -> list[float]:
+def slightly_rising(losses: Sequence[float]) -> list[float]:
     """A little above its beginning at the end, so that chance has no say."""
     return [loss + 0.02 * at / len(losses) for at, loss in enumerate(losses)]
 
 
-def test_a_loss_that_does_not_fall(configured: Any) -> None:
+def test_a_loss_that_does_not_fall_is_found(configured: Any) -> None:
     warm_up = [1e-6 * (at + 1) for at in range(1000)]
     cases: dict[str, tuple[Sequence[float], Sequence[float] | None]] = {
-        "falls": (falling(1000), None),
-        "falls a little": ([loss - 0.1 * at / 1000 for at, loss in enumerate(flat(1000))], None),
-        "is near zero": ([loss / 1000 for loss in rising_after(flat(1000))], None),
-        "scatters too much to know": (rising_after(flat(1000, 2.3, 1.0)), None),
-        "is young": (rising_after(flat(250)), None),
-        "warms up": (rising_after(flat(1000)), warm_up),
+        "falls": (falling_losses(1000), None),
+        "falls a little": ([loss - 0.1 * at / 1000 for at, loss in enumerate(flat_losses(1000))], None),
+        "is near zero": ([loss / 1000 for loss in slightly_rising(flat_losses(1000))], None),
+        "scatters too much to know": (slightly_rising(flat_losses(1000, 2.3, 1.0)), None),
+        "is young": (slightly_rising(flat_losses(250)), None),
+        "warms up": (slightly_rising(flat_losses(1000)), warm_up),
     }
     run = configured({"use": "single"})
-    trained(run, rising_after(flat(1000)))
-    problem = found(run)["loss-not-falling"]
+    write_training(run, slightly_rising(flat_losses(1000)))
+    problem = run_problems(run)["loss-not-falling"]
     assert problem.message == "The loss has not fallen in 1000 steps."
     assert "in steps 1 to 100, 2.3" in problem.evidence[0].text
     for name, (losses, rates) in cases.items():
         healthy = configured({"use": "single"})
-        trained(healthy, losses, rates)
-        assert found(healthy) == {}, name
+        write_training(healthy, losses, rates)
+        assert run_problems(healthy) == {}, name
 
 
-def test_of_two_models_that_are_trained_against_each_other_no_loss_need_fall(script: Any) -> None:
+def test_adversarial_losses_need_not_fall(script: Any) -> None:
     one_model, two_models = script(), script()
     for run, others in ((one_model, {}), (two_models, {"Adam": 500})):
-        run.launch()
-        run.see(other_optimizers=others)
-        run.step(0, 1, rising_after(flat(500)), step_s=0.01)
-    assert set(found(one_model)) == {"loss-not-falling"} and found(two_models) == {}
+        run.start_script()
+        run.observe_rank(other_optimizers=others)
+        run.write_step_line(0, 1, slightly_rising(flat_losses(500)), step_s=0.01)
+    assert set(run_problems(one_model)) == {"loss-not-falling"} and run_problems(two_models) == {}
 
 
-def test_a_loss_that_explodes(configured: Any) -> None:
+def test_an_exploding_loss_is_found(configured: Any) -> None:
     run = configured({"use": "single"})
-    trained(run, [*falling(700, end=0.3), *(0.3 + 0.02 * at for at in range(300))])
-    problem = found(run)["loss-exploding"]
+    write_training(run, [*falling_losses(700, end=0.3), *(0.3 + 0.02 * at for at in range(300))])
+    problem = run_problems(run)["loss-exploding"]
     assert "times the least that it was" in problem.message and problem.cure == {"train.clip_norm": 1.0}
     healed = {
-        "an old spike": [*falling(700), 40.0, 40.0, *flat(298, 0.4)],
-        "a new spike": [*falling(900), 400.0, 400.0, *flat(98, 0.4)],
-        "more than next to nothing": [2.3 * 0.97**at + 0.001 for at in range(700)] + flat(300, 0.02, 0.001),
+        "an old spike": [*falling_losses(700), 40.0, 40.0, *flat_losses(298, 0.4)],
+        "a new spike": [*falling_losses(900), 400.0, 400.0, *flat_losses(98, 0.4)],
+        "more than next to nothing": [2.3 * 0.97**at + 0.001 for at in range(700)]
+        + flat_losses(300, 0.02, 0.001),
     }
     for name, losses in healed.items():
         fine = configured({"use": "single"})
-        trained(fine, losses)
-        assert found(fine) == {}, name
+        write_training(fine, losses)
+        assert run_problems(fine) == {}, name
 
 
-def test_of_a_configuration_that_cannot_be_read_nothing_is_changed_and_no_code_is_named(
+def test_an_unreadable_configuration_gets_no_changes(
     configured: Any,
 ) -> None:
     run = configured({"use": "single"})
-    trained(run, [*falling(700, end=0.3), *(0.3 + 0.02 * at for at in range(300))])
+    write_training(run, [*falling_losses(700, end=0.3), *(0.3 + 0.02 * at for at in range(300))])
     with run.dir.config_file.open("a") as file:
         file.write("\nof_a_newer_version = true\n")
-    problem = found(run)["loss-exploding"]
+    problem = run_problems(run)["loss-exploding"]
     assert problem.cure == {} and "train.clip_norm" in str(problem.advice)
 
 
-def test_no_gradient(script: Any) -> None:
+def test_zero_gradients_are_found(script: Any) -> None:
     run, fine, late = script(), script(), script()
     for one in (run, fine, late):
-        one.launch()
-        one.see()
-    run.step(0, 1, rising_after(flat(400)), step_s=0.01, grad_norm=0.0)
-    fine.step(0, 1, falling(400), step_s=0.01, grad_norm=0.5)
-    late.step(0, 1, falling(400), step_s=0.01, grad_norm=0.5)
-    late.step(0, 401, [0.4] * 400, step_s=0.01, grad_norm=0.0)
-    told = found(run)
+        one.start_script()
+        one.observe_rank()
+    run.write_step_line(0, 1, slightly_rising(flat_losses(400)), step_s=0.01, grad_norm=0.0)
+    fine.write_step_line(0, 1, falling_losses(400), step_s=0.01, grad_norm=0.5)
+    late.write_step_line(0, 1, falling_losses(400), step_s=0.01, grad_norm=0.5)
+    late.write_step_line(0, 401, [0.4] * 400, step_s=0.01, grad_norm=0.0)
+    told = run_problems(run)
     assert list(told) == ["no-gradient"], "that the loss does not fall follows from it"
     assert told["no-gradient"].evidence[0].text.endswith("in every sampled step from 201 to 400")
-    assert set(found(late)) == {"no-gradient"} and found(fine) == {}
+    assert set(run_problems(late)) == {"no-gradient"} and run_problems(fine) == {}
 
 
-def test_a_scaler_that_skips_many_steps(script: Any) -> None:
+def test_a_scaler_that_skips_many_steps_is_found(script: Any) -> None:
     run, usual = script(), script()
     for one, skipped in ((run, 60), (usual, 8)):
-        one.launch()
-        one.see(skipped=skipped, precision="fp16")
-        one.step(0, 1, falling(240), step_s=0.01)
-    problem = found(run)["gradient-overflow"]
+        one.start_script()
+        one.observe_rank(skipped=skipped, precision="fp16")
+        one.write_step_line(0, 1, falling_losses(240), step_s=0.01)
+    problem = run_problems(run)["gradient-overflow"]
     assert problem.message == "The gradient scaler skips 20 % of the steps."
     assert "60 steps skipped" in problem.evidence[0].text and "bf16" in (problem.advice or "")
-    assert found(usual) == {}
+    assert run_problems(usual) == {}
 
 
-def test_fp16_that_leaves_out_many_steps(configured: Any) -> None:
+def test_many_skipped_fp16_steps_are_found(configured: Any) -> None:
     run, usual = (configured(train={"precision": "fp16"}, devices={"use": "gpu:0,1"}) for _ in range(2))
     for one, every in ((run, 10), (usual, 100)):
-        trained(one, falling(400))
+        write_training(one, falling_losses(400))
         scale, writer = 2.0**16, one.writer("rank-0")
         writer.write(events.LossScale(rank=0, step=1, scale=scale))
         for step in range(every, 400, every):
             scale /= 2
             writer.write(events.LossScale(rank=0, step=step + 1, scale=scale))
         writer.write(events.LossScale(rank=0, step=400, scale=2 * scale))
-    problem = found(run)["gradient-overflow"]
+    problem = run_problems(run)["gradient-overflow"]
     assert problem.message == "The gradient scaler skips 10 % of the steps."
     assert "39 steps skipped" in problem.evidence[0].text and "361 taken" in problem.evidence[0].text
     assert problem.cure == {"train.precision": "bf16"}
-    assert found(usual) == {}
-    facts = rankdeck_here("show", run.path, "--json", code=0).json
+    assert run_problems(usual) == {}
+    facts = rankdeck_in_process("show", run.path, "--json", exit_code=0).json
     assert facts["loss_scaling"] == {"scale": 2.0**-22, "num_left_out": 39}
     assert [told["code"] for told in facts["findings"]] == ["gradient-overflow"]
-    report = rankdeck_here("show", run.path, code=0)
+    report = rankdeck_in_process("show", run.path, exit_code=0)
     assert "steps left out: 39" in report.out and problem.message in report.err
 
 
-def test_a_learning_rate_of_zero(configured: Any, script: Any) -> None:
+def test_a_zero_learning_rate_is_found(configured: Any, script: Any) -> None:
     run, decays, groups = configured({"use": "single"}), configured({"use": "single"}), script()
-    trained(run, falling(1000), [1e-3] * 800 + [0.0] * 200)
-    trained(decays, falling(1000), [1e-3 * (999 - at) / 999 for at in range(1000)])
-    groups.launch()
-    groups.see(parameter_groups=[{"lr": 0.0}, {"lr": 0.1}])
-    groups.step(0, 1, falling(400), step_s=0.01, lr=0.0)
-    problem = found(run)["learning-rate-zero"]
+    write_training(run, falling_losses(1000), [1e-3] * 800 + [0.0] * 200)
+    write_training(decays, falling_losses(1000), [1e-3 * (999 - at) / 999 for at in range(1000)])
+    groups.start_script()
+    groups.observe_rank(parameter_groups=[{"lr": 0.0}, {"lr": 0.1}])
+    groups.write_step_line(0, 1, falling_losses(400), step_s=0.01, lr=0.0)
+    problem = run_problems(run)["learning-rate-zero"]
     assert problem.message == "The learning rate is 0: steps change nothing."
     assert problem.evidence[0].text == "in each of the steps 901 to 1000 whose rate is known"
-    assert found(decays) == found(groups) == {}
+    assert run_problems(decays) == run_problems(groups) == {}
 
 
-def test_batch_norms_of_few_samples(configured: Any, script: Any) -> None:
+def test_batch_norms_over_few_samples_are_found(configured: Any, script: Any) -> None:
     run, enough = configured(), configured()
     for one, num in ((run, 2), (enough, 16)):
-        one.begin(2, device_infos(2), strategy="ddp")
+        one.start(2, device_infos(2), strategy="ddp")
         said = phrase("Batch norms normalise over {num} samples at a time.", num=num)
         note = Problem(
             "batch-norm-differs", said, path="strategy.sync_batchnorm", advice="Set it.", severity="info"
         )
         one.writer("rank-0").write(events.ProblemRaised(problem=note))
-    problem = found(run)["batch-norm-tiny"]
+    problem = run_problems(run)["batch-norm-tiny"]
     assert "over 2 samples" in problem.message and problem.cure == {"strategy.sync_batchnorm": True}
     own, split, large, without = (script() for _ in range(4))
     given = {"device_ids": [0, 1, 2, 3]}
-    own.see(batch_norms=4, batch=2, model="nets:Net")
-    split.see(batch_norms=4, batch=16, wrapper="DataParallel", wrapper_options=given)
-    large.see(batch_norms=4, batch=16)
-    without.see(batch_norms=0, batch=2)
+    own.observe_rank(batch_norms=4, batch=2, model="nets:Net")
+    split.observe_rank(batch_norms=4, batch=16, wrapper="DataParallel", wrapper_options=given)
+    large.observe_rank(batch_norms=4, batch=16)
+    without.observe_rank(batch_norms=0, batch=2)
     for one in (own, split, large, without):
-        one.launch()
-    assert "4 batch norms in nets:Net, 2 samples" in found(own)["batch-norm-tiny"].evidence[0].text
-    assert "over 4 samples" in found(split)["batch-norm-tiny"].message
-    assert found(enough) == found(large) == found(without) == {}
+        one.start_script()
+    assert "4 batch norms in nets:Net, 2 samples" in run_problems(own)["batch-norm-tiny"].evidence[0].text
+    assert "over 4 samples" in run_problems(split)["batch-norm-tiny"].message
+    assert run_problems(enough) == run_problems(large) == run_problems(without) == {}
 
 
-def test_ranks_with_the_same_samples_and_passes_in_the_same_order(script: Any) -> None:
+def test_same_samples_and_missing_set_epoch_are_found(script: Any) -> None:
     wrapper = "DistributedDataParallel"
     cases: dict[str, tuple[list[str | None], dict[str, Any]]] = {
         "the same": (["ab", "ab"], {"wrapper": wrapper}),
@@ -529,10 +540,10 @@ def test_ranks_with_the_same_samples_and_passes_in_the_same_order(script: Any) -
     told = {}
     for name, (digests, facts) in cases.items():
         run = script()
-        run.launch(len(digests))
+        run.start_script(len(digests))
         for rank, digest in enumerate(digests):
-            run.see(rank, world_size=len(digests), first_batches=digest, **facts)
-        told[name] = found(run)
+            run.observe_rank(rank, world_size=len(digests), first_batches=digest, **facts)
+        told[name] = run_problems(run)
     same, order = told.pop("the same"), told.pop("same order")
     assert set(same) == {"same-data-on-all-ranks"} and set(order) == {"set-epoch-forgotten"}
     assert [seen.path for seen in same["same-data-on-all-ranks"].evidence] == [
@@ -543,34 +554,32 @@ def test_ranks_with_the_same_samples_and_passes_in_the_same_order(script: Any) -
     assert all(not problems for problems in told.values()), told
 
 
-def test_saves_that_take_the_time(configured: Any) -> None:
+def test_slow_saves_are_found(configured: Any) -> None:
     run, fine = (configured(train={"checkpoint_every": 20}) for _ in range(2))
     for one, seconds in ((run, 6.0), (fine, 1.0)):
-        one.begin(1, strategy="single")
-        one.steps(0, 1, falling(100), step_s=0.5)
+        one.start(1, strategy="single")
+        one.write_steps(0, 1, falling_losses(100), step_s=0.5)
         for step in (20, 40, 60, 80):
             saved = events.CheckpointSaved(step=step, num_bytes=9, seconds=seconds, reason="schedule")
             one.writer("rank-0").write(saved)
-    problem = found(run)["saves-slow"]
+    problem = run_problems(run)["saves-slow"]
     assert problem.message == "Saving checkpoints takes 48 % of the time."
     assert problem.cure == {"train.checkpoint_every": 200} and "4 checkpoints, 6.0 s each" in (
         problem.evidence[0].text
     )
-    assert found(fine) == {}
+    assert run_problems(fine) == {}
 
 
 @pytest.mark.parametrize(
     "seconds, utilisation, speaks", [(90, 0.2, True), (90, 0.6, False), (30, 0.2, False)]
 )
-def test_gpus_that_idle_for_no_other_reason(
-    configured: Any, seconds: int, utilisation: float, speaks: bool
-) -> None:
+def test_idle_gpus_are_found(configured: Any, seconds: int, utilisation: float, speaks: bool) -> None:
     run, starved = configured(), configured()
     for one in (run, starved):
-        one.begin(2, gpus(), strategy="ddp", cores=8)
-        up(one, 2)
+        one.start(2, gpus(), strategy="ddp", cores=8)
+        start_ranks(one, 2)
         for rank in range(2):
-            one.steps(rank, 1, falling(9), step_s=0.5)
+            one.write_steps(rank, 1, falling_losses(9), step_s=0.5)
         lines: list[tuple[float, events.Event]] = [
             (
                 one.started + second,
@@ -581,18 +590,18 @@ def test_gpus_that_idle_for_no_other_reason(
             )
             for second in range(seconds)
         ]
-        backdated(one.path / "events" / "sampler.0.jsonl", lines)
+        write_backdated(one.path / "events" / "sampler.0.jsonl", lines)
     for step in range(1, 8):
         for rank in range(2):
-            spans(starved, rank, step, 0.1, data=0.08, forward=0.02)
-    told = found(run)
+            write_spans(starved, rank, step, 0.1, data=0.08, forward=0.02)
+    told = run_problems(run)
     assert set(told) == ({"gpu-idle"} if speaks else set())
     if speaks:
         assert "GPU 0 20 %, GPU 1 20 %" in told["gpu-idle"].evidence[0].text
-    assert set(found(starved)) == {"input-bound"}
+    assert set(run_problems(starved)) == {"input-bound"}
 
 
-def test_a_cure_that_the_configuration_does_not_take_is_none(configured: Any) -> None:
+def test_changes_that_the_configuration_rejects_are_dropped(configured: Any) -> None:
     one, two = (
         configured(
             {"use": "single"},
@@ -603,40 +612,40 @@ def test_a_cure_that_the_configuration_does_not_take_is_none(configured: Any) ->
         for batch in (1, 2)
     )
     for run in (one, two):
-        run.begin(1, device_infos(1), strategy="single")
-        run.memory(0, 1, {0: {"activations": 1000 * MIB}})
-    assert [found(run)["memory-tight"].cure for run in (one, two)] == [{}, {"train.accumulate": 2}]
+        run.start(1, device_infos(1), strategy="single")
+        run.write_memory(0, 1, {0: {"activations": 1000 * MIB}})
+    assert [run_problems(run)["memory-tight"].cure for run in (one, two)] == [{}, {"train.accumulate": 2}]
 
 
-def test_what_was_said_stays_while_it_holds(configured: Any) -> None:
+def test_a_finding_keeps_its_text_while_it_holds(configured: Any) -> None:
     run = configured({"use": "dp"})
-    run.begin(1, device_infos(2), strategy="dp")
+    run.start(1, device_infos(2), strategy="dp")
     now = [0.0]
-    followed = Findings(clock=lambda: now[0])
+    followed = FindingTracker(clock=lambda: now[0])
     config = run.dir.config()
 
     def look(*, is_over: bool = False) -> list[str]:
-        return [problem.message for problem in followed.look(SeenRun(fold_of(run), config, is_over))]
+        return [problem.message for problem in followed.check(RuleContext(run_state(run), config, is_over))]
 
     assert look() == []
-    run.memory(0, 1, {0: {"activations": 100 * MIB}, 1: {"activations": 10 * MIB}})
+    run.write_memory(0, 1, {0: {"activations": 100 * MIB}, 1: {"activations": 10 * MIB}})
     first = look()
-    run.memory(0, 2, {0: {"activations": 200 * MIB}, 1: {"activations": 10 * MIB}})
+    run.write_memory(0, 2, {0: {"activations": 200 * MIB}, 1: {"activations": 10 * MIB}})
     assert look() == first, "it stands as it was read"
     now[0] = 61.0
     second = look()
     assert second != first
-    run.memory(0, 3, {0: {"activations": 300 * MIB}, 1: {"activations": 10 * MIB}})
+    run.write_memory(0, 3, {0: {"activations": 300 * MIB}, 1: {"activations": 10 * MIB}})
     assert look() == second
     assert look(is_over=True) != second
 
 
-def look_s(run: Any, num: int) -> float:
+def check_duration_s(run: Any, num: int) -> float:
     """The quickest of several looks at a fold of so many steps."""
-    run.launch(2, cores=8)
+    run.start_script(2, cores=8)
     for rank in range(2):
-        run.see(rank, world_size=2, dataset="a:B", first_batches=str(rank), batch=16, batch_norms=1)
-    fold = fold_of(run)
+        run.observe_rank(rank, world_size=2, dataset="a:B", first_batches=str(rank), batch=16, batch_norms=1)
+    fold = run_state(run)
     steps = np.arange(1, num + 1, dtype=float)
     for first in range(0, num, 100_000):
         part = steps[first : first + 100_000]
@@ -648,51 +657,52 @@ def look_s(run: Any, num: int) -> float:
         blocks = [(0, StepBlock(rank, first + 1, values, True)) for rank in range(2)]
         fold.apply(Batch(steps=blocks))
     assert fold.step == num
-    followed, took_s = Findings(), []
+    followed, took_s = FindingTracker(), []
     for _ in range(20):
         began = time.perf_counter()
-        assert followed.look(SeenRun(fold)) == []
+        assert followed.check(RuleContext(fold)) == []
         took_s.append(time.perf_counter() - began)
     return min(took_s)
 
 
-def test_a_look_is_as_cheap_however_many_steps_were_recorded(script: Any) -> None:
-    few_s, many_s = look_s(script(), 10_000), look_s(script(), 1_000_000)
+def test_check_time_does_not_grow_with_steps(script: Any) -> None:
+    few_s, many_s = check_duration_s(script(), 10_000), check_duration_s(script(), 1_000_000)
     assert many_s < 4 * few_s
 
 
-def test_why_prints_the_cause_first_with_what_was_seen_and_the_command(configured: Any) -> None:
+def test_why_prints_cause_evidence_and_command(configured: Any) -> None:
     run = configured(data={"use": "digits", "workers": 16})
-    run.begin(2, device_infos(2), strategy="ddp", cores=8)
-    up(run, 2)
+    run.start(2, device_infos(2), strategy="ddp", cores=8)
+    start_ranks(run, 2)
     cause = Problem("rank-exception", "ValueError: no", rank=1, last_lines=("Traceback",), advice="Mend it.")
     run.writer("supervisor").write(events.ProblemRaised(problem=cause))
     run.end("failed", 1)
-    told = rankdeck_here("why", run.path, code=0).out
+    told = rankdeck_in_process("why", run.path, exit_code=0).out
     lines = told.splitlines()
     assert lines[:3] == ["rank 1: ValueError: no", "  | Traceback", "  Mend it."]
     assert "32 worker processes read data on 8 cores" in lines[3]
     assert lines[4] == "  data.workers = 16, for each of 2 ranks  (config.toml)"
     assert lines[6].strip().endswith("--set data.workers=4") and "rankdeck train" in lines[6]
-    problems = rankdeck_here("why", run.path, "--json", code=0).json["problems"]
+    problems = rankdeck_in_process("why", run.path, "--json", exit_code=0).json["problems"]
     assert [problem["code"] for problem in problems] == ["rank-exception", "workers-too-many"]
     assert problems[1]["cure"] == {"data.workers": 4}
     assert problems[1]["evidence"][0]["path"] == "config.toml"
 
 
-def test_why_has_nothing_to_say_of_a_run_that_is_well(configured: Any) -> None:
+def test_why_finds_nothing_in_a_healthy_run(configured: Any) -> None:
     run = configured({"use": "single"})
-    trained(run, falling(500))
+    write_training(run, falling_losses(500))
     run.end()
     assert (
-        rankdeck_here("why", run.path, code=0).out == f"Nothing was found in what {run.dir.name} recorded.\n"
+        rankdeck_in_process("why", run.path, exit_code=0).out
+        == f"Nothing was found in what {run.dir.name} recorded.\n"
     )
-    assert rankdeck_here("why", run.path, "--json", code=0).json == {"problems": []}
-    assert problems_and_findings(run.dir, fold_of(run)) == []
+    assert rankdeck_in_process("why", run.path, "--json", exit_code=0).json == {"problems": []}
+    assert problems_and_findings(run.dir, run_state(run)) == []
 
 
-def test_the_page_names_every_rule() -> None:
+def test_the_docs_page_lists_every_rule() -> None:
     page = (CHECKOUT / "docs/why-is-it-slow.md").read_text(encoding="utf-8")
     tables = re.findall(r"^\| *code *\|.*\n.*\n((?:\|.*\n)+)", page, re.M | re.I)
     told = [line.split("|")[1].strip(" `") for table in tables for line in table.splitlines()]
-    assert sorted(told) == sorted(rule.code for rule in RULES)
+    assert sorted(told) == sorted(rule.code for rule in FINDING_RULES)

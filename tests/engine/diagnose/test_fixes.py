@@ -10,11 +10,11 @@ import pytest
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.diagnose.fixes import (
+    apply_changes,
+    cli_options,
     fixes_file,
-    kept_lines,
-    options_of,
     planned_fixes,
-    with_changes,
+    read_planned_lines,
     with_fix,
 )
 from rankdeck.run import plan_lines
@@ -35,7 +35,7 @@ def line(strategy: str, size: int, verdict: str = FITS, **more: Any) -> PlanLine
 OWN = line("dp", 120, DOES_NOT_FIT, configured=True)
 
 
-def test_what_fits_comes_first_and_each_kind_once() -> None:
+def test_fixes_that_fit_come_first_and_once() -> None:
     found = planned_fixes(
         [
             OWN,
@@ -56,7 +56,7 @@ def test_what_fits_comes_first_and_each_kind_once() -> None:
     assert (found[0].text, found[0].verdict, found[0].saves_bytes) == ("FSDP", "fits", 80 * MIB)
 
 
-def test_without_a_capacity_only_the_difference_is_told_and_nothing_may_need_less() -> None:
+def test_without_a_capacity_fixes_show_the_difference() -> None:
     own, less = line("dp", 120, configured=True, capacity=None), line("ddp", 80, capacity=None)
     (fix,) = planned_fixes([own, less])
     assert (fix.headroom, fix.verdict) == ("40.0 MiB less than now", "")
@@ -65,18 +65,18 @@ def test_without_a_capacity_only_the_difference_is_told_and_nothing_may_need_les
     assert (lacking.headroom, lacking.verdict) == ("lacks 10.0 MiB", "does not fit")
 
 
-def test_what_was_planned_is_kept_for_the_attempt_it_was_planned_for(tmp_path: Path) -> None:
+def test_planned_lines_are_saved_per_attempt(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs", "hungry")
     run.end("failed", 1)
-    assert kept_lines(run.dir) is None
+    assert read_planned_lines(run.dir) is None
     fixes_file(run.dir).write_bytes(b"".join(map(plan_lines.encode, [OWN, line("ddp", 80)])))
-    kept = kept_lines(run.dir)
+    kept = read_planned_lines(run.dir)
     assert kept is not None and [one.strategy for one in kept] == ["dp", "ddp"]
     fixes_file(run.dir).write_bytes(b"\xff\xfe no plan")
-    assert kept_lines(run.dir) is None
+    assert read_planned_lines(run.dir) is None
 
 
-def small(**tables: Any) -> RunConfig:
+def small_config(**tables: Any) -> RunConfig:
     given = {"model": {"use": "gpt"}, "data": {"use": "text"}, "devices": {"use": "cpu:2"}, **tables}
     return from_dict(given, folder=FOLDER)
 
@@ -104,28 +104,26 @@ def small(**tables: Any) -> RunConfig:
         ("rank-killed", {}, {}),
     ],
 )
-def test_a_problem_of_a_started_run_brings_what_fixes_it(
-    code: str, tables: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    config = small(**tables)
+def test_a_problem_includes_its_fix(code: str, tables: dict[str, Any], expected: dict[str, Any]) -> None:
+    config = small_config(**tables)
     problem = with_fix(Problem(code, "It failed."), config)
     assert problem.cure == expected and problem.message == "It failed."
     if expected:
-        fixed = with_changes(config, expected).to_dict()
+        fixed = apply_changes(config, expected).to_dict()
         for dotted, value in expected.items():
             section, _, name = dotted.partition(".")
             assert fixed[section][name] == value
 
 
-def test_a_fix_that_the_configuration_refuses_is_none_and_another_strategy_is_whole() -> None:
-    config = small(strategy={"use": "dp", "parallel_loss": True})
+def test_rejected_fixes_are_dropped_and_strategies_replaced() -> None:
+    config = small_config(strategy={"use": "dp", "parallel_loss": True})
     assert with_fix(Problem("config", "No.", cure={"train.global_batch": 3}), config).cure == {}
-    fixed = with_changes(config, {"strategy.use": "fsdp", "strategy.reshard": False})
+    fixed = apply_changes(config, {"strategy.use": "fsdp", "strategy.reshard": False})
     assert fixed.strategy.use == "fsdp" and fixed.strategy.options["reshard"] is False
     assert "parallel_loss" not in fixed.strategy.options
-    assert options_of({"strategy.use": "ddp", "train.accumulate": 2}) == [
+    assert cli_options({"strategy.use": "ddp", "train.accumulate": 2}) == [
         "--strategy", "ddp", "--set", "train.accumulate=2",
     ]  # fmt: skip
-    assert options_of({"train.precision": "bf16", "a.b": True}) == [
+    assert cli_options({"train.precision": "bf16", "a.b": True}) == [
         "--set", 'train.precision="bf16"', "--set", "a.b=true",
     ]  # fmt: skip

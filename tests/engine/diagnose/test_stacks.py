@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdeck.diagnose.stacks import Frame, is_debugged, is_waiting, parse_stack, where
+from rankdeck.diagnose.stacks import Frame, format_location, is_debugged, is_waiting, parse_stack
 
 STACKS = """Thread 0x00007f0000000001 (most recent call first):
   File "/lib/python3.11/threading.py", line 331 in wait
@@ -29,7 +29,7 @@ REDUCE = (
 )
 
 
-def test_the_current_thread_of_a_report_is_read() -> None:
+def test_the_current_thread_is_parsed() -> None:
     assert parse_stack(STACKS) == [
         Frame("/home/me/mine.py", 11, "loss"),
         Frame("/lib/train.py", 140, "_step"),
@@ -38,14 +38,14 @@ def test_the_current_thread_of_a_report_is_read() -> None:
     assert parse_stack("") == []
 
 
-def test_where_the_main_thread_waits_for_others_of_its_process_theirs_is_told() -> None:
+def test_a_worker_thread_is_shown_when_the_main_thread_joins_it() -> None:
     joining = THREADED.format(file="concurrent/futures/_base.py", function="wait")
     assert parse_stack(joining)[0].function == "loss"
     collective = THREADED.format(file="site-packages/torch/distributed/d.py", function="all_reduce")
     assert parse_stack(collective)[0].function == "all_reduce"
 
 
-def test_a_gpus_backward_that_the_person_wrote_is_told() -> None:
+def test_user_code_on_torchs_backward_thread_is_shown() -> None:
     backward = "site-packages/torch/autograd/graph.py"
     main = THREADED.format(file=backward, function="_engine_run_backward")
     assert parse_stack(main)[0].function == "loss", "torch's own thread"
@@ -88,19 +88,17 @@ TORCH = "/env/lib/python3.11/site-packages/torch"
         ([("/env/lib/python3.11/site-packages/other/sync.py", "synchronize"), ("/p/a.py", "f")], False),
     ],
 )
-def test_whoever_is_in_code_of_the_persons_waits_for_nobody(
-    frames: list[tuple[str, str]], waits: bool
-) -> None:
+def test_frames_in_user_code_are_not_waiting(frames: list[tuple[str, str]], waits: bool) -> None:
     assert is_waiting([Frame(file, 3, function) for file, function in frames]) == waits
 
 
-def test_the_persons_own_line_comes_first_with_what_it_called() -> None:
-    assert where(REDUCE) == "main (/p/train.py, line 30), in a call of all_reduce"
-    assert where(REDUCE[2:]) == "main (/p/train.py, line 30)"
-    assert where(REDUCE[:1]) == REDUCE[0].words()
+def test_a_location_names_the_user_line_and_its_call() -> None:
+    assert format_location(REDUCE) == "main (/p/train.py, line 30), in a call of all_reduce"
+    assert format_location(REDUCE[2:]) == "main (/p/train.py, line 30)"
+    assert format_location(REDUCE[:1]) == REDUCE[0].text()
 
 
-def test_a_debugger_is_seen_in_the_stack() -> None:
+def test_a_debugger_is_detected_in_the_stack() -> None:
     assert is_debugged(
         [Frame("/lib/python3.11/cmd.py", 126, "cmdloop"), Frame("/lib/python3.11/pdb.py", 1, "_")]
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.diagnose.tracebacks import failure_of, find_raised, raised_in_thread
+from rankdeck.diagnose.tracebacks import find_exception, read_failure, thread_exception_text
 
 _PLAIN = """step 1
 Traceback (most recent call last):
@@ -23,8 +23,8 @@ _BAR = "step 1\n\r  0%|          | 0/32 [00:00<?, ?it/s]\r  3%|3         | 1/32 
 """Printed without a line end."""
 
 
-def test_the_last_line_of_the_persons_own_code_is_named() -> None:
-    raised = find_raised(_PLAIN, "/home/me/project")
+def test_the_last_user_line_is_named() -> None:
+    raised = find_exception(_PLAIN, "/home/me/project")
     assert raised is not None
     assert (raised.name, raised.file, raised.line) == ("RuntimeError", "/home/me/project/model.py", 4)
     assert raised.message == "mat1 and mat2 shapes cannot be multiplied (4x3 and 2x2)"
@@ -66,11 +66,11 @@ def test_the_last_line_of_the_persons_own_code_is_named() -> None:
     ],
     ids=lambda value: value if "\n" not in value else "",
 )
-def test_it_is_the_same_exception_in_any_dress(change: str, text: str) -> None:
-    assert find_raised(text, "/home/me/project") == find_raised(_PLAIN, "/home/me/project"), change
+def test_prefixes_colours_and_progress_bars_are_ignored(change: str, text: str) -> None:
+    assert find_exception(text, "/home/me/project") == find_exception(_PLAIN, "/home/me/project"), change
 
 
-def test_a_worker_of_a_loader_is_looked_through() -> None:
+def test_a_loader_workers_exception_is_found() -> None:
     text = """Traceback (most recent call last):
   File "/p/train.py", line 20, in <module>
     for batch in loader:
@@ -84,11 +84,11 @@ Original Traceback (most recent call last):
     raise ValueError("bad image")
 ValueError: bad image
 """
-    raised = find_raised(text)
+    raised = find_exception(text)
     assert raised is not None and (raised.message, raised.line) == ("bad image", 7)
 
 
-def test_a_spawned_process_is_looked_through() -> None:
+def test_a_spawned_processs_exception_is_found() -> None:
     text = """Traceback (most recent call last):
   File "/p/train.py", line 30, in <module>
     mp.spawn(work, nprocs=2)
@@ -102,7 +102,7 @@ Traceback (most recent call last):
     raise MyOwn.Error("on rank 1")
 __main__.MyOwn.Error: on rank 1
 """
-    raised = find_raised(text)
+    raised = find_exception(text)
     assert raised is not None and (raised.name, raised.message, raised.line) == ("Error", "on rank 1", 12)
 
 
@@ -123,20 +123,20 @@ ValueError: bad
 """
 
 
-def test_a_thread_s_exception_is_not_the_end_of_a_process_that_has_ended(tmp_path: Path) -> None:
-    raised = find_raised(_THREAD)
-    assert raised is not None and raised.in_thread
-    assert raised.words() == "ValueError: bad in a thread (/p/train.py, line 5)"
-    main = find_raised(_PLAIN + _THREAD, "/home/me/project")
-    assert main == find_raised(_PLAIN, "/home/me/project")
+def test_a_threads_exception_is_not_the_cause_of_an_exit(tmp_path: Path) -> None:
+    raised = find_exception(_THREAD)
+    assert raised is not None and raised.is_in_thread
+    assert raised.summary() == "ValueError: bad in a thread (/p/train.py, line 5)"
+    main = find_exception(_PLAIN + _THREAD, "/home/me/project")
+    assert main == find_exception(_PLAIN, "/home/me/project")
     log = tmp_path / "rank-0.0.err"
     log.write_text(_THREAD)
-    assert failure_of(0, log, folder="", of_several=False) is None
-    assert raised_in_thread(log, "") == raised.words()
-    stands = failure_of(0, log, folder="", of_several=True, has_ended=False)
-    assert stands is not None and stands.problem.message == f"rank 0 raised {raised.words()}"
+    assert read_failure(0, log, folder="", has_several_ranks=False) is None
+    assert thread_exception_text(log, "") == raised.summary()
+    stands = read_failure(0, log, folder="", has_several_ranks=True, has_ended=False)
+    assert stands is not None and stands.problem.message == f"rank 0 raised {raised.summary()}"
     log.write_text(_PLAIN + _THREAD)
-    assert raised_in_thread(log, "") == raised_in_thread(tmp_path / "gone", "") == ""
+    assert thread_exception_text(log, "") == thread_exception_text(tmp_path / "gone", "") == ""
 
 
 _MISMATCH = "mat1 and mat2 shapes cannot be multiplied (4x3 and 2x2)"
@@ -150,21 +150,21 @@ train.py FAILED
 """
 
 
-def test_a_launchers_word_of_its_processes_is_looked_through() -> None:
+def test_the_exception_behind_a_launchers_error_is_found() -> None:
     """A script that calls torchrun: what a rank raised, not a rank that lost it, nor torchrun."""
     raised, lost = (
         "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
         for rank, text in ((1, _PLAIN), (0, _PLAIN.replace(_MISMATCH, "Connection closed by peer")))
     )
-    assert find_raised(raised + lost + _OF_TORCHRUN) == find_raised(_PLAIN)
-    assert find_raised(lost + _OF_TORCHRUN) == find_raised(lost)
-    alone = find_raised(_OF_TORCHRUN)
+    assert find_exception(raised + lost + _OF_TORCHRUN) == find_exception(_PLAIN)
+    assert find_exception(lost + _OF_TORCHRUN) == find_exception(lost)
+    alone = find_exception(_OF_TORCHRUN)
     assert alone is not None and alone.name == "ChildFailedError"
 
 
-def test_what_was_printed_without_a_traceback_is_no_exception() -> None:
+def test_text_without_a_traceback_is_not_an_exception() -> None:
     for text in ("", "ValueError: printed\n", 'Traceback (most recent call last):\n  File "x.py", line 1\n'):
-        assert find_raised(text) is None
+        assert find_exception(text) is None
 
 
 @pytest.mark.parametrize(
@@ -181,28 +181,30 @@ def test_what_was_printed_without_a_traceback_is_no_exception() -> None:
         ("OSError: [Errno 28] No space left on device", "disk-full", False),
     ],
 )
-def test_a_failure_says_whose_it_is(tmp_path: Path, line: str, code: str, communication: bool) -> None:
+def test_a_failure_has_code_rank_and_location(
+    tmp_path: Path, line: str, code: str, communication: bool
+) -> None:
     log = tmp_path / "rank-1.0.err"
     log.write_text(f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{line}\n')
-    failure = failure_of(1, log, folder="/p", of_several=True)
+    failure = read_failure(1, log, folder="/p", has_several_ranks=True)
     assert failure is not None
     assert (failure.problem.code, failure.is_communication, failure.problem.rank) == (code, communication, 1)
     assert failure.problem.headline().startswith("rank 1 raised ")
     assert failure.problem.headline().endswith("(/p/train.py, line 3)")
 
 
-def test_an_interrupted_script_has_not_failed(tmp_path: Path) -> None:
+def test_an_interrupted_script_is_not_a_failure(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.0.err"
     log.write_text('Traceback (most recent call last):\n  File "a.py", line 1, in f\nKeyboardInterrupt\n')
-    assert failure_of(0, log, folder="", of_several=False) is None
-    assert failure_of(0, tmp_path / "gone", folder="", of_several=False) is None
+    assert read_failure(0, log, folder="", has_several_ranks=False) is None
+    assert read_failure(0, tmp_path / "gone", folder="", has_several_ranks=False) is None
 
 
-def test_a_message_that_is_longer_than_the_end_of_a_log_is_looked_up(tmp_path: Path) -> None:
+def test_a_message_longer_than_the_log_tail_is_found(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.0.err"
     raised = 'Traceback (most recent call last):\n  File "/p/t.py", line 3, in f\nValueError: bad batch 17 '
     log.write_text(raised + "9" * 1_000_000 + "\n")
-    failure = failure_of(0, log, folder="", of_several=False)
+    failure = read_failure(0, log, folder="", has_several_ranks=False)
     assert failure is not None and failure.problem.line == 3
     assert failure.problem.message.startswith("The script raised ValueError: bad batch 17")
     assert len(failure.problem.message) < 700

@@ -9,12 +9,12 @@ import pytest
 from rankdeck.diagnose.fixes import fixes_file
 from rankdeck.events import MEASURED_IN_REHEARSAL
 from rankdeck.run import plan_lines
-from rankdeck.run.fold import read_fold
 from rankdeck.run.plan_lines import DOES_NOT_FIT, FITS, PlanLine, PlannedDevice
-from rankdeck.rundir import RunDir, default_runs_folder, list_runs
+from rankdeck.run.run_state import read_run_state
+from rankdeck.run_dir import RunDir, default_runs_folder, list_runs
 from tests.helpers import hungry
-from tests.helpers.cli import Finished, rankdeck, rankdeck_here
-from tests.helpers.hostile_run import Seen
+from tests.helpers.cli import FinishedCommand, rankdeck, rankdeck_in_process
+from tests.helpers.hostile_run import ParsedPage
 from tests.helpers.written_run import MIB, WrittenRun
 
 CONFIG = """
@@ -27,11 +27,11 @@ devices = {{ use = "cpu:1" }}
 """
 
 
-def ran_out(folder: Path, at: int) -> RunDir:
+def run_out_of_memory(folder: Path, at: int) -> RunDir:
     """A run that wants more than there is in its forward number `at`."""
     file = folder / "hungry.toml"
     file.write_text(CONFIG.format(file=hungry.__file__, at=at))
-    finished: Finished = rankdeck("train", file, code=1)
+    finished: FinishedCommand = rankdeck("train", file, exit_code=1)
     assert "can't allocate memory" in finished.err and "hungry.py, line" in finished.err
     (run,) = list_runs(default_runs_folder())
     return run
@@ -45,9 +45,9 @@ def line(strategy: str, size: int, **more: object) -> PlanLine:
     )
 
 
-def test_a_run_that_ran_out_says_what_stood_what_tipped_it_and_the_fixes(tmp_path: Path) -> None:
-    run = ran_out(tmp_path, 2)  # the ledger follows the first three steps
-    (event,) = read_fold(run).out_of_memory.values()
+def test_why_explains_memory_allocation_and_fixes(tmp_path: Path) -> None:
+    run = run_out_of_memory(tmp_path, 2)  # the ledger follows the first three steps
+    (event,) = read_run_state(run).out_of_memory.values()
     assert event.allocation.asked_bytes == hungry.ASKED_BYTES and event.module == "2 (Hungry)"
     assert (event.step, event.source) == (2, MEASURED_IN_REHEARSAL)
     (held,) = event.devices
@@ -58,13 +58,13 @@ def test_a_run_that_ran_out_says_what_stood_what_tipped_it_and_the_fixes(tmp_pat
     fixes_file(run).write_bytes(
         b"".join(map(plan_lines.encode, [line("single", 3 * MIB, own=True), line("fsdp", MIB)]))
     )
-    told = rankdeck_here("why", run.path, code=0).out
+    told = rankdeck_in_process("why", run.path, exit_code=0).out
     assert "Virtual 0 ran out of memory in step 2." in told and "1024.0 TiB failed in 2 (Hungry)" in told
     assert "torch.empty(ASKED_BYTES" in told and "when it failed, in step 2" in told
     assert "FSDP: 2.0 MiB less than now" in told and "--strategy fsdp" in told
     page = tmp_path / "why.html"
-    rankdeck_here("report", run.path, "--html", page, code=0)
-    seen = Seen(page.read_text())
+    rankdeck_in_process("report", run.path, "--html", page, exit_code=0)
+    seen = ParsedPage(page.read_text())
     for words in ("Why out of memory", "2 (Hungry)", "2.inner", "FSDP", "2.0 MiB less than now", "<b>&"):
         assert words in seen.text, words
     tags = {tag for tag, _ in seen.elements}
@@ -72,24 +72,24 @@ def test_a_run_that_ran_out_says_what_stood_what_tipped_it_and_the_fixes(tmp_pat
     assert "http" not in page.read_text().replace("http-equiv", "")
 
 
-def test_of_a_run_that_had_room_nothing_is_said_of_memory(tmp_path: Path) -> None:
+def test_why_says_nothing_of_memory_in_a_healthy_run(tmp_path: Path) -> None:
     fine = WrittenRun(default_runs_folder(), "fine")
-    fine.begin()
+    fine.start()
     fine.end()
-    assert rankdeck_here("why", fine.path, "--json", code=0).json == {"problems": []}
-    assert rankdeck_here("why", fine.path, code=0).out.startswith("Nothing was found")
+    assert rankdeck_in_process("why", fine.path, "--json", exit_code=0).json == {"problems": []}
+    assert rankdeck_in_process("why", fine.path, exit_code=0).out.startswith("Nothing was found")
     page = tmp_path / "fine.html"
-    rankdeck_here("report", fine.path, "--html", page, code=0)
+    rankdeck_in_process("report", fine.path, "--html", page, exit_code=0)
     assert "Why out of memory" not in page.read_text()
 
 
 @pytest.mark.slow
-def test_the_planner_finds_fixes_once(tmp_path: Path) -> None:
-    run = ran_out(tmp_path, 5)
-    lines = rankdeck("why", run.path, "--json", code=0).lines
+def test_fixes_are_planned_once(tmp_path: Path) -> None:
+    run = run_out_of_memory(tmp_path, 5)
+    lines = rankdeck("why", run.path, "--json", exit_code=0).lines
     own = next(one for one in lines if one["configured"] and not one["changes"])
     assert own["strategy"] == "single" and own["devices"][0]["total_bytes"] > 0
     assert fixes_file(run).is_file()
     before = fixes_file(run).stat().st_mtime_ns
-    assert rankdeck_here("why", run.path, "--json", code=0).lines == lines
+    assert rankdeck_in_process("why", run.path, "--json", exit_code=0).lines == lines
     assert fixes_file(run).stat().st_mtime_ns == before

@@ -8,18 +8,20 @@ import pytest
 
 from rankdeck.config import environments
 from rankdeck.config.interpreters import ChosenPython
-from rankdeck.doctor.looking import Looked
+from rankdeck.doctor.check_runner import CheckTarget
 from tests.helpers.nvmlsim import SimulatedGpus, build
 
 
 @pytest.fixture
-def looked(tmp_path: Path) -> Looked:
-    return Looked(ChosenPython(environments.own(), environments.OWN), tmp_path / "runs")
+def looked(tmp_path: Path) -> CheckTarget:
+    return CheckTarget(
+        ChosenPython(environments.rankdeck_python(), environments.OWN_PYTHON_TEXT), tmp_path / "runs"
+    )
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Looked:
-    return Looked(ChosenPython(tmp_path / "other/bin/python", "--python"), tmp_path / "runs")
+def other(tmp_path: Path) -> CheckTarget:
+    return CheckTarget(ChosenPython(tmp_path / "other/bin/python", "--python"), tmp_path / "runs")
 
 
 @pytest.fixture(scope="session")

@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.doctor.gpus import look_at_gpus, nvidia_cards
+from rankdeck.doctor.gpus import check_gpus, nvidia_cards
 from rankdeck.doctor.lines import CheckLine, Verdict, decode
 from tests.helpers.c_library import build_library
 from tests.helpers.nvmlsim import GIB, GPU_IS_LOST, SimulatedGpus
 
 ROWS = ["driver", "gpus", "vram", "order", "peers"]
-LOOK = (
+CHECK_SCRIPT = (
     "import sys\n"
-    "from rankdeck.doctor.gpus import look_at_gpus\n"
+    "from rankdeck.doctor.gpus import check_gpus\n"
     "from rankdeck.doctor.lines import encode\n"
-    "from rankdeck.rundir import RunDir\n"
+    "from rankdeck.run_dir import RunDir\n"
     "if sys.argv[1:]: RunDir.is_alive = lambda run: False\n"
-    "for line in look_at_gpus(): sys.stdout.buffer.write(encode(line))\n"
+    "for line in check_gpus(): sys.stdout.buffer.write(encode(line))\n"
 )
 
 
-def seen(environment: dict[str, str], *, runs_are_over: bool = False) -> dict[str, CheckLine]:
+def run_check(environment: dict[str, str], *, runs_are_over: bool = False) -> dict[str, CheckLine]:
     done = subprocess.run(
-        [sys.executable, "-P", "-c", LOOK, *["over"] * runs_are_over],
+        [sys.executable, "-P", "-c", CHECK_SCRIPT, *["over"] * runs_are_over],
         env={**os.environ, **environment},
         capture_output=True,
         timeout=120,
@@ -42,56 +42,56 @@ def seen(environment: dict[str, str], *, runs_are_over: bool = False) -> dict[st
     return rows
 
 
-def card(folder: Path, place: str, vendor: str, kind: str) -> None:
+def make_card(folder: Path, place: str, vendor: str, kind: str) -> None:
     (folder / place).mkdir(parents=True)
     (folder / place / "vendor").write_text(f"{vendor}\n")
     (folder / place / "class").write_text(f"{kind}\n")
 
 
-def test_cards_are_found_on_the_bus(tmp_path: Path) -> None:
-    card(tmp_path, "0000:01:00.0", "0x10de", "0x030000")
-    card(tmp_path, "0000:01:00.1", "0x10de", "0x040300")  # its sound
-    card(tmp_path, "0000:02:00.0", "0x10de", "0x030200")
-    card(tmp_path, "0000:03:00.0", "0x1002", "0x030000")
+def test_nvidia_cards_are_found_on_the_pci_bus(tmp_path: Path) -> None:
+    make_card(tmp_path, "0000:01:00.0", "0x10de", "0x030000")
+    make_card(tmp_path, "0000:01:00.1", "0x10de", "0x040300")  # its sound
+    make_card(tmp_path, "0000:02:00.0", "0x10de", "0x030200")
+    make_card(tmp_path, "0000:03:00.0", "0x1002", "0x030000")
     assert nvidia_cards(tmp_path) == ["0000:01:00.0", "0000:02:00.0"]
     assert nvidia_cards(tmp_path / "none") is None
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="a driver is here")
-def test_without_a_driver_nothing_is_tried_and_a_card_without_one_is_broken(tmp_path: Path) -> None:
-    card(tmp_path / "pci", "0000:01:00.0", "0x10de", "0x030000")
-    driver, *rest = look_at_gpus(tmp_path / "pci")
-    assert driver.verdict is Verdict.BROKEN and "NVIDIA cards on the PCI bus: 0000:01:00.0" in driver.evidence
-    driver, *rest = look_at_gpus(tmp_path)
-    assert [driver.verdict, *(line.verdict for line in rest)] == [Verdict.NOT_TRIED] * 5
+def test_a_card_without_a_driver_fails(tmp_path: Path) -> None:
+    make_card(tmp_path / "pci", "0000:01:00.0", "0x10de", "0x030000")
+    driver, *rest = check_gpus(tmp_path / "pci")
+    assert driver.verdict is Verdict.FAILED and "NVIDIA cards on the PCI bus: 0000:01:00.0" in driver.evidence
+    driver, *rest = check_gpus(tmp_path)
+    assert [driver.verdict, *(line.verdict for line in rest)] == [Verdict.SKIPPED] * 5
     assert [line.name for line in rest] == ROWS[1:]
     assert all("no driver" in line.finding for line in rest)
 
 
-def test_gpus_that_nobody_uses_are_good(gpus: SimulatedGpus) -> None:
-    rows = seen(gpus.as_installed)
+def test_unused_gpus_are_ok(gpus: SimulatedGpus) -> None:
+    rows = run_check(gpus.driver_environment)
     verdicts = [rows[name].verdict for name in ROWS]
-    assert verdicts == [*[Verdict.GOOD] * 4, Verdict.NOT_TRIED]
+    assert verdicts == [*[Verdict.OK] * 4, Verdict.SKIPPED]
     assert "580.00.00" in rows["driver"].finding and "2: NVIDIA H100 80GB HBM3." in rows["gpus"].finding
     assert "The driver does not tell" in rows["peers"].finding
 
 
-def test_simulated_gpus_are_called_so(gpus: SimulatedGpus) -> None:
-    rows = seen(gpus.as_named)
+def test_simulated_gpus_are_labelled(gpus: SimulatedGpus) -> None:
+    rows = run_check(gpus.simulated_environment)
     assert "simulated (RANKDECK_NVML)" in rows["driver"].evidence
-    assert rows["peers"].verdict is Verdict.NOT_TRIED and "simulated" in rows["peers"].finding
+    assert rows["peers"].verdict is Verdict.SKIPPED and "simulated" in rows["peers"].finding
 
 
-def test_a_lost_gpu_is_broken_and_gpus_of_two_models_are_counted_otherwise(gpus: SimulatedGpus) -> None:
+def test_lost_gpus_fail_and_mixed_models_warn_about_order(gpus: SimulatedGpus) -> None:
     gpus.device(1).name = b"NVIDIA RTX A6000"
-    rows = seen(gpus.as_installed)
-    assert rows["order"].verdict is Verdict.LOOK
+    rows = run_check(gpus.driver_environment)
+    assert rows["order"].verdict is Verdict.WARNING
     assert rows["order"].command == "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
-    by_bus = seen({**gpus.as_installed, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
-    assert by_bus["order"].verdict is Verdict.GOOD
+    by_bus = run_check({**gpus.driver_environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    assert by_bus["order"].verdict is Verdict.OK
     gpus.fail(1, "ANY", GPU_IS_LOST)
-    line = seen(gpus.as_installed)["gpus"]
-    assert line.verdict is Verdict.BROKEN and "GPU 1 does not answer" in line.finding
+    line = run_check(gpus.driver_environment)["gpus"]
+    assert line.verdict is Verdict.FAILED and "GPU 1 does not answer" in line.finding
 
 
 @pytest.fixture
@@ -108,45 +108,43 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_who_is_of_a_living_run_is_no_news(gpus: SimulatedGpus, rank: subprocess.Popen[bytes]) -> None:
+def test_processes_of_live_runs_are_ignored(gpus: SimulatedGpus, rank: subprocess.Popen[bytes]) -> None:
     gpus.put_processes(0, (rank.pid, 3 * GIB))
     gpus.device(0).used = 3 * GIB
-    assert seen(gpus.as_installed)["vram"].verdict is Verdict.GOOD
+    assert run_check(gpus.driver_environment)["vram"].verdict is Verdict.OK
 
 
-def test_who_holds_vram_is_told_and_what_a_run_left_is_to_be_ended(
-    gpus: SimulatedGpus, rank: subprocess.Popen[bytes]
-) -> None:
+def test_leftover_processes_get_a_kill_command(gpus: SimulatedGpus, rank: subprocess.Popen[bytes]) -> None:
     gpus.put_processes(0, (rank.pid, 3 * GIB), (os.getpid(), GIB))
     gpus.device(0).used = 4 * GIB
-    line = seen(gpus.as_installed, runs_are_over=True)["vram"]
-    assert line.verdict is Verdict.LOOK and line.command == f"kill {rank.pid}", line.evidence
+    line = run_check(gpus.driver_environment, runs_are_over=True)["vram"]
+    assert line.verdict is Verdict.WARNING and line.command == f"kill {rank.pid}", line.evidence
     assert any(
         "3.0 GiB held by sleep" in words and "of gone, which is over" in words for words in line.evidence
     )
     assert any("1.0 GiB held by" in words and str(os.getpid()) in words for words in line.evidence)
 
 
-def test_a_suspended_process_that_holds_vram_is_told(
+def test_a_suspended_process_with_vram_is_shown(
     gpus: SimulatedGpus, rank: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "runs/gone/guard.lock").unlink()  # it is nobody's then
     rank.send_signal(signal.SIGSTOP)
     gpus.put_processes(1, (rank.pid, GIB))
     gpus.device(1).used = GIB
-    line = seen(gpus.as_installed)["vram"]
-    assert line.verdict is Verdict.LOOK and line.command is None
+    line = run_check(gpus.driver_environment)["vram"]
+    assert line.verdict is Verdict.WARNING and line.command is None
     assert any("suspended" in words for words in line.evidence)
 
 
-def test_memory_that_nobody_is_named_for_is_told(gpus: SimulatedGpus) -> None:
+def test_memory_of_unknown_processes_is_shown(gpus: SimulatedGpus) -> None:
     gpus.device(0).used = 20 * GIB
-    line = seen(gpus.as_installed)["vram"]
-    assert line.verdict is Verdict.LOOK and any("held by nobody" in words for words in line.evidence)
+    line = run_check(gpus.driver_environment)["vram"]
+    assert line.verdict is Verdict.WARNING and any("held by nobody" in words for words in line.evidence)
 
 
-@pytest.mark.parametrize(("status", "verdict"), [(0, Verdict.GOOD), (4, Verdict.LOOK)])
-def test_gpus_that_do_not_read_each_other_are_told(
+@pytest.mark.parametrize(("status", "verdict"), [(0, Verdict.OK), (4, Verdict.WARNING)])
+def test_missing_peer_access_is_a_warning(
     tmp_path: Path, gpus: SimulatedGpus, status: int, verdict: Verdict
 ) -> None:
     simulated = Path(__file__).parents[2] / "helpers/nvmlsim.c"
@@ -157,8 +155,8 @@ def test_gpus_that_do_not_read_each_other_are_told(
         f"{{ *status = {status}; return a == b || of ? INVALID_ARGUMENT : OK; }}\n"
     )
     library = build_library(source, tmp_path / "peers/libnvidia-ml.so.1", "-Wl,-soname,libnvidia-ml.so.1")
-    line = seen({**gpus.as_installed, "LD_LIBRARY_PATH": str(library.parent)})["peers"]
+    line = run_check({**gpus.driver_environment, "LD_LIBRARY_PATH": str(library.parent)})["peers"]
     assert line.verdict is verdict, line
-    if verdict is Verdict.LOOK:
+    if verdict is Verdict.WARNING:
         assert "1 of 1 pairs" in line.finding and line.command == "nvidia-smi topo -m"
         assert line.evidence == ["GPU 0 and 1: the driver's settings turn it off (nvmlDeviceGetP2PStatus)"]

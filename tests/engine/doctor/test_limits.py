@@ -17,12 +17,12 @@ from rankdeck.doctor.lines import CheckLine, Verdict, decode
 GIB = 2**30
 
 
-def only(rows: Iterable[CheckLine]) -> CheckLine:
+def single_row(rows: Iterable[CheckLine]) -> CheckLine:
     (line,) = rows
     return line
 
 
-def under(limit: str, soft: int, hard: int, look: str) -> CheckLine:
+def run_with_limit(limit: str, soft: int, hard: int, look: str) -> CheckLine:
     """What the check says in a process with this limit."""
     script = (
         "import resource, sys\n"
@@ -40,22 +40,22 @@ def under(limit: str, soft: int, hard: int, look: str) -> CheckLine:
 @pytest.mark.parametrize(
     ("soft", "hard", "verdict", "command"),
     [
-        (2000, 3000, Verdict.GOOD, None),
-        (600, 3000, Verdict.LOOK, "ulimit -n 3000"),
-        (200, 3000, Verdict.BROKEN, "ulimit -n 3000"),
-        (200, 300, Verdict.BROKEN, None),
+        (2000, 3000, Verdict.OK, None),
+        (600, 3000, Verdict.WARNING, "ulimit -n 3000"),
+        (200, 3000, Verdict.FAILED, "ulimit -n 3000"),
+        (200, 300, Verdict.FAILED, None),
     ],
 )
-def test_few_open_files_are_told_with_what_may_be_raised(
+def test_a_low_file_limit_gets_an_ulimit_command(
     soft: int, hard: int, verdict: Verdict, command: str | None
 ) -> None:
-    line = under("RLIMIT_NOFILE", soft, hard, "look_at_files")
+    line = run_with_limit("RLIMIT_NOFILE", soft, hard, "check_open_files")
     assert (line.verdict, line.command) == (verdict, command)
     assert line.evidence == [f"RLIMIT_NOFILE: {soft} of at most {hard}"]
     assert str(soft) in line.finding
 
 
-def put(folder: Path, contents: dict[str, str]) -> None:
+def write_files(folder: Path, contents: dict[str, str]) -> None:
     for name, text in contents.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "group"
 
 
-SECOND = {
+CGROUP_V2 = {
     "memory.max": "max",
     "a/memory.max": str(8 * GIB),
     "a/memory.current": str(7 * GIB),
@@ -81,7 +81,7 @@ SECOND = {
     "a/b/cpu.max": "max 100000",
     "a/cpu.max": "150000 100000",
 }
-FIRST = {
+CGROUP_V1 = {
     "memory/a/memory.limit_in_bytes": str(8 * GIB),
     "memory/a/memory.usage_in_bytes": str(7 * GIB),
     "memory/a/memory.stat": f"inactive_file {GIB}\nactive_file {GIB}",
@@ -96,58 +96,58 @@ FIRST = {
 
 @pytest.mark.parametrize(
     ("membership", "contents"),
-    [("0::/a/b", SECOND), ("4:memory:/a/b\n3:pids:/a/b\n2:cpu,cpuacct:/a/b\n0::/a/b", FIRST)],
+    [("0::/a/b", CGROUP_V2), ("4:memory:/a/b\n3:pids:/a/b\n2:cpu,cpuacct:/a/b\n0::/a/b", CGROUP_V1)],
     ids=["second", "first"],
 )
-def test_the_tightest_group_counts_in_both_versions(
+def test_the_tightest_cgroup_limit_counts_in_v1_and_v2(
     group: Path, membership: str, contents: dict[str, str]
 ) -> None:
-    put(group, contents)
+    write_files(group, contents)
     cgroups.MEMBERSHIP.write_text(membership + "\n")
-    memory, pids = cgroups.tightest("memory"), cgroups.tightest("pids")
-    assert memory is not None and (memory.limit, memory.left) == (8 * GIB, 3 * GIB)
-    assert pids is not None and pids.left == 40
+    memory, pids = cgroups.tightest_limit("memory"), cgroups.tightest_limit("pids")
+    assert memory is not None and (memory.limit, memory.remaining) == (8 * GIB, 3 * GIB)
+    assert pids is not None and pids.remaining == 40
     assert cgroups.cpu_quota() == 1.5
-    line = only(limits.look_at_memory())
-    assert line.verdict is Verdict.LOOK and "3.0 GiB" in line.finding
+    line = single_row(limits.check_memory())
+    assert line.verdict is Verdict.WARNING and "3.0 GiB" in line.finding
     assert any("memory" in words and "of 8.0 GiB used" in words for words in line.evidence)
-    line = only(limits.look_at_processes())
-    assert line.verdict is Verdict.BROKEN and "Only 40 more" in line.finding
-    line = only(limits.look_at_threads({"OMP_NUM_THREADS": "4"}))
-    assert line.verdict is Verdict.LOOK and "share 2 cores" in line.finding
+    line = single_row(limits.check_process_limit())
+    assert line.verdict is Verdict.FAILED and "Only 40 more" in line.finding
+    line = single_row(limits.check_threads({"OMP_NUM_THREADS": "4"}))
+    assert line.verdict is Verdict.WARNING and "share 2 cores" in line.finding
 
 
-def test_a_group_without_limits_limits_nothing(group: Path) -> None:
-    put(group, {"memory.max": "max", "pids.max": "max"})
+def test_a_cgroup_without_limits_sets_none(group: Path) -> None:
+    write_files(group, {"memory.max": "max", "pids.max": "max"})
     cgroups.MEMBERSHIP.write_text("0::/not/seen/from/inside\n")
-    assert cgroups.tightest("memory") is cgroups.tightest("pids") is cgroups.cpu_quota() is None
+    assert cgroups.tightest_limit("memory") is cgroups.tightest_limit("pids") is cgroups.cpu_quota() is None
 
 
-def test_limited_addresses_are_told() -> None:
-    line = under("RLIMIT_AS", 8 * GIB, 8 * GIB, "look_at_memory")
+def test_a_limited_address_space_is_a_warning() -> None:
+    line = run_with_limit("RLIMIT_AS", 8 * GIB, 8 * GIB, "check_memory")
     assert "RLIMIT_AS: 8.0 GiB" in line.evidence
     if "are left; every rank" not in line.finding:  # where little memory is free, that is told instead
-        assert (line.verdict, line.command) == (Verdict.LOOK, "ulimit -v unlimited")
+        assert (line.verdict, line.command) == (Verdict.WARNING, "ulimit -v unlimited")
 
 
-def test_the_limit_of_processes_counts_those_of_this_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_limit_counts_this_users_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    monkeypatch.setattr(resource, "getrlimit", lambda of: (limits._own_threads() + 100, 10**6))
-    line = only(limits.look_at_processes())
-    assert line.verdict is Verdict.LOOK and "Only" in line.finding
+    monkeypatch.setattr(resource, "getrlimit", lambda of: (limits._count_user_threads() + 100, 10**6))
+    line = single_row(limits.check_process_limit())
+    assert line.verdict is Verdict.WARNING and "Only" in line.finding
 
 
 @pytest.mark.parametrize(
     ("asked", "verdict", "words"),
     [
-        ("1", Verdict.GOOD, "Threads for each rank: 1"),
-        ("4096", Verdict.LOOK, "Two ranks of 4096 threads each"),
-        ("many", Verdict.LOOK, "no number"),
-        ("0", Verdict.LOOK, "no number"),
+        ("1", Verdict.OK, "Threads for each rank: 1"),
+        ("4096", Verdict.WARNING, "Two ranks of 4096 threads each"),
+        ("many", Verdict.WARNING, "no number"),
+        ("0", Verdict.WARNING, "no number"),
     ],
 )
-def test_threads_are_held_against_cores(asked: str, verdict: Verdict, words: str) -> None:
-    line = only(limits.look_at_threads({"OMP_NUM_THREADS": asked}))
+def test_threads_are_compared_with_cores(asked: str, verdict: Verdict, words: str) -> None:
+    line = single_row(limits.check_threads({"OMP_NUM_THREADS": asked}))
     assert line.verdict is verdict and words in line.finding
     assert f"OMP_NUM_THREADS={asked}" in line.evidence
-    assert verdict is Verdict.GOOD or (line.command or "").startswith("export OMP_NUM_THREADS=")
+    assert verdict is Verdict.OK or (line.command or "").startswith("export OMP_NUM_THREADS=")

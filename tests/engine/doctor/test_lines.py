@@ -6,25 +6,30 @@ import pytest
 
 from rankdeck.base.errors import ConfigError, MachineError, Problem
 from rankdeck.base.phrases import phrase
+from rankdeck.doctor.check_runner import CheckTarget, build_checks
+from rankdeck.doctor.doctor_advice import is_machine_problem, with_doctor_advice
 from rankdeck.doctor.lines import (
-    TITLES,
+    ROW_TITLES,
     CheckLine,
     DoneLine,
     Verdict,
-    announced,
+    announce_rows,
     decode,
     encode,
-    row,
-    summed_up,
+    make_row,
+    summarize_rows,
 )
-from rankdeck.doctor.looking import Looked, checks_of
-from rankdeck.doctor.offering import may_explain, with_offer
 
 
-def test_a_line_comes_back_with_what_its_sentences_were_made_of() -> None:
+def test_a_line_keeps_its_phrases_through_json() -> None:
     size = phrase("{free} left", free="2 GiB")
-    line = row(
-        "runs", Verdict.LOOK, phrase("Little: {size}.", size=size), size, fix=phrase("Tidy up."), command="rm"
+    line = make_row(
+        "runs",
+        Verdict.WARNING,
+        phrase("Little: {size}.", size=size),
+        size,
+        fix=phrase("Tidy up."),
+        command="rm",
     )
     back = decode(encode(line))
     assert isinstance(back, CheckLine) and back == line
@@ -39,46 +44,46 @@ def test_a_line_comes_back_with_what_its_sentences_were_made_of() -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b'{"problems": []}', b'{"kind": "later"}', b"[1"])
-def test_what_is_no_line_of_this_version_is_none(line: bytes) -> None:
+def test_unknown_lines_decode_to_none(line: bytes) -> None:
     assert decode(line) is None
 
 
-def test_the_first_line_names_all_rows_and_the_last_sums_up() -> None:
-    first = announced(["clock", "gloo"])
+def test_the_first_line_lists_rows_and_the_last_sums_them_up() -> None:
+    first = announce_rows(["clock", "gloo"])
     assert [(one.name, one.title) for one in first.rows] == [
         ("clock", "Clock"),
         ("gloo", "Two ranks by gloo"),
     ]
     rows = [
-        row("clock", Verdict.LOOK, "x"),
-        row("gloo", Verdict.BROKEN, "x"),
-        row("files", Verdict.GOOD, "x"),
+        make_row("clock", Verdict.WARNING, "x"),
+        make_row("gloo", Verdict.FAILED, "x"),
+        make_row("files", Verdict.OK, "x"),
     ]
-    last = summed_up(rows, 1.5)
+    last = summarize_rows(rows, 1.5)
     assert (last.broken, last.look, last.not_tried, last.seconds) == (["gloo"], ["clock"], [], 1.5)
     assert isinstance(decode(encode(last)), DoneLine)
 
 
-def test_every_row_is_of_one_check_and_what_is_waited_for_is_there(looked: Looked, other: Looked) -> None:
+def test_every_row_has_one_check_and_valid_dependencies(looked: CheckTarget, other: CheckTarget) -> None:
     for told in (looked, other):
-        checks = checks_of(told)
+        checks = build_checks(told)
         names = [name for check in checks for name in check.names]
-        assert len(set(names)) == len(names) and set(names) <= set(TITLES)
+        assert len(set(names)) == len(names) and set(names) <= set(ROW_TITLES)
         assert {check.after for check in checks if check.after} <= {check.names[0] for check in checks}
-    assert set(names) == set(TITLES)
+    assert set(names) == set(ROW_TITLES)
 
 
-def test_the_doctor_is_offered_where_the_machine_may_be_the_fault() -> None:
+def test_machine_problems_suggest_the_doctor() -> None:
     driver = MachineError(
         "No driver.", code="no-driver", advice=phrase("Rehearse on {devices}.", devices="cpu:2")
     ).problem
-    offered = with_offer(driver)
+    offered = with_doctor_advice(driver)
     assert offered.advice == "Rehearse on cpu:2. Look the machine over with: rankdeck doctor"
     assert offered.templates["advice.before"] == "Rehearse on {devices}."
-    assert with_offer(MachineError("No process could be started.").problem).advice == (
+    assert with_doctor_advice(MachineError("No process could be started.").problem).advice == (
         "Look the machine over with: rankdeck doctor"
     )
-    assert may_explain(Problem("communication", "The connection to the other ranks failed.", rank=1))
+    assert is_machine_problem(Problem("communication", "The connection to the other ranks failed.", rank=1))
 
 
 @pytest.mark.parametrize(
@@ -90,5 +95,5 @@ def test_the_doctor_is_offered_where_the_machine_may_be_the_fault() -> None:
         Problem("driver", "The driver is slow.", severity="warning"),
     ],
 )
-def test_it_is_not_offered_for_anything_else(problem: Problem) -> None:
-    assert with_offer(problem) is problem
+def test_other_problems_do_not_suggest_the_doctor(problem: Problem) -> None:
+    assert with_doctor_advice(problem) is problem

@@ -11,43 +11,43 @@ import pytest
 
 from rankdeck.config.interpreters import ChosenPython
 from rankdeck.doctor.lines import CheckLine, Verdict
-from rankdeck.doctor.python import look_at_python
+from rankdeck.doctor.python import check_python
 
 NO_DRIVER = Path("/proc/nothing")
 
 
-def only(rows: Iterable[CheckLine]) -> CheckLine:
+def single_row(rows: Iterable[CheckLine]) -> CheckLine:
     (line,) = rows
     return line
 
 
-def program(place: Path, *lines: str) -> Path:
+def write_program(place: Path, *lines: str) -> Path:
     place.write_text("\n".join(("#!/bin/sh", *lines, "")))
     place.chmod(0o700)
     return place
 
 
-def with_torch(place: Path, torch: str) -> Path:
+def python_with_torch(place: Path, torch: str) -> Path:
     """An interpreter whose torch is this source."""
     (place / "torch").mkdir(parents=True)
     (place / "torch/__init__.py").write_text(torch)
-    return program(place / "python", f'PYTHONPATH="{place}" exec "{sys.executable}" "$@"')
+    return write_program(place / "python", f'PYTHONPATH="{place}" exec "{sys.executable}" "$@"')
 
 
-def test_its_own_python_is_told_with_versions_and_places() -> None:
+def test_rankdecks_python_is_shown_with_versions_and_paths() -> None:
     import torch
 
-    line = only(look_at_python("python", ChosenPython(Path(sys.executable), "--python"), NO_DRIVER))
-    assert line.verdict is Verdict.GOOD and torch.__version__ in line.finding
+    line = single_row(check_python("python", ChosenPython(Path(sys.executable), "--python"), NO_DRIVER))
+    assert line.verdict is Verdict.OK and torch.__version__ in line.finding
     assert f"{sys.executable} (--python)" in line.evidence
     assert any(words.startswith("numpy ") and "imported in" in words for words in line.evidence)
 
 
-def test_an_interpreter_without_torch_is_broken_and_is_told_how_to_get_it(tmp_path: Path) -> None:
+def test_an_interpreter_without_torch_gets_an_install_command(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     python = tmp_path / "bare/bin/python"
-    line = only(look_at_python("python", ChosenPython(python, ".venv")))
-    assert line.verdict is Verdict.BROKEN and line.command == f"{python} -m pip install torch"
+    line = single_row(check_python("python", ChosenPython(python, ".venv")))
+    assert line.verdict is Verdict.FAILED and line.command == f"{python} -m pip install torch"
     assert "import torch: ModuleNotFoundError: No module named 'torch'" in line.evidence
 
 
@@ -59,16 +59,16 @@ def test_an_interpreter_without_torch_is_broken_and_is_told_how_to_get_it(tmp_pa
         (['echo "[]"'], "It ended with 0"),
     ],
 )
-def test_an_interpreter_that_ends_without_an_answer_is_broken(
-    tmp_path: Path, lines: list[str], words: str
-) -> None:
-    line = only(look_at_python("python", ChosenPython(program(tmp_path / "python", *lines), "--python")))
-    assert line.verdict is Verdict.BROKEN and words in line.finding
+def test_an_interpreter_without_output_fails(tmp_path: Path, lines: list[str], words: str) -> None:
+    line = single_row(
+        check_python("python", ChosenPython(write_program(tmp_path / "python", *lines), "--python"))
+    )
+    assert line.verdict is Verdict.FAILED and words in line.finding
 
 
-def test_what_cannot_be_started_is_broken(tmp_path: Path) -> None:
-    line = only(look_at_python("python", ChosenPython(tmp_path / "none", "--python")))
-    assert line.verdict is Verdict.BROKEN and "No such file" in line.finding
+def test_a_missing_interpreter_fails(tmp_path: Path) -> None:
+    line = single_row(check_python("python", ChosenPython(tmp_path / "none", "--python")))
+    assert line.verdict is Verdict.FAILED and "No such file" in line.finding
 
 
 TORCH = """
@@ -92,31 +92,29 @@ zeros = (lambda n: types.SimpleNamespace(numpy=lambda: 0)) if not %(deaf)r else 
 @pytest.mark.parametrize(
     ("torch", "has_driver", "verdict", "words"),
     [
-        ({"cuda": "13.0", "gpus": 2}, True, Verdict.GOOD, "sees 2 GPUs"),
-        ({"cuda": "13.0"}, True, Verdict.BROKEN, "can use no GPU"),
-        ({"cuda": None}, True, Verdict.BROKEN, "without CUDA"),
-        ({"cuda": None}, False, Verdict.GOOD, "no driver"),
-        ({"gloo": False}, False, Verdict.BROKEN, "without gloo"),
-        ({"deaf": True}, False, Verdict.LOOK, "numpy does not work"),
+        ({"cuda": "13.0", "gpus": 2}, True, Verdict.OK, "sees 2 GPUs"),
+        ({"cuda": "13.0"}, True, Verdict.FAILED, "can use no GPU"),
+        ({"cuda": None}, True, Verdict.FAILED, "without CUDA"),
+        ({"cuda": None}, False, Verdict.OK, "no driver"),
+        ({"gloo": False}, False, Verdict.FAILED, "without gloo"),
+        ({"deaf": True}, False, Verdict.WARNING, "numpy does not work"),
     ],
 )
-def test_builds_of_torch_that_do_not_fit_the_machine_are_told(
+def test_torch_builds_that_do_not_fit_the_machine_are_found(
     tmp_path: Path, torch: dict[str, object], has_driver: bool, verdict: Verdict, words: str
 ) -> None:
     """Builds that this machine has not: what a torch answers is written down."""
     facts = {"cuda": None, "gpus": 0, "gloo": True, "deaf": False} | torch
-    python = with_torch(tmp_path / "place", TORCH % facts)
+    python = python_with_torch(tmp_path / "place", TORCH % facts)
     driver = tmp_path if has_driver else NO_DRIVER
-    line = only(look_at_python("python", ChosenPython(python, "--python"), driver))
+    line = single_row(check_python("python", ChosenPython(python, "--python"), driver))
     assert line.verdict is verdict and words in line.finding, line
     assert "The NVIDIA driver on your system is too old" in line.evidence
 
 
-def test_gpus_that_a_variable_hides_are_no_fault_of_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_hidden_by_a_variable_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"cuda": "13.0", "gpus": 0, "gloo": True, "deaf": False}
-    python = with_torch(tmp_path / "place", TORCH % facts)
+    python = python_with_torch(tmp_path / "place", TORCH % facts)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    line = only(look_at_python("python", ChosenPython(python, "--python"), tmp_path))
-    assert (line.verdict, line.command) == (Verdict.LOOK, "unset CUDA_VISIBLE_DEVICES")
+    line = single_row(check_python("python", ChosenPython(python, "--python"), tmp_path))
+    assert (line.verdict, line.command) == (Verdict.WARNING, "unset CUDA_VISIBLE_DEVICES")

@@ -20,48 +20,49 @@ import pytest
 
 import rankdeck
 from rankdeck.base.files import lease_holder, lease_path
-from rankdeck.launch import control, under_guard
-from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
-from rankdeck.launch.guard import STOP_S
+from rankdeck.launch import control, guard_launcher
+from rankdeck.launch.control import NotRunningError, request_stop, wait_for_end
+from rankdeck.launch.guard import STOP_TIMEOUT_S
+from rankdeck.launch.guard_launcher import start_guard
 from rankdeck.launch.guard_spec import GuardSpec
-from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.under_guard import start_guard
-from rankdeck.rundir import RunDir, add_attempt, create, final_path, list_runs
+from rankdeck.launch.processes import kill_leftovers
+from rankdeck.run_dir import RunDir, add_attempt, create_run_dir, final_path, list_runs
 from tests.helpers import launching
 from tests.helpers.launching import (
     FAKE_WORKER,
     launch,
     launch_attached,
+    stop_timeout_s,
     supervisor_pid,
     wait_for_ranks,
-    within_grace,
 )
 from tests.helpers.processes import processes_of_run
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.waiting import scale_timeout, wait_until
 
 # A run takes about 3 s to begin on two cores; a kill may come before, in the middle or after.
-_WINDOW_S = 4.0
+_STARTUP_S = 4.0
 
 
-def _moments(count: int, seed: int) -> list[float]:
+def _random_times(count: int, seed: int) -> list[float]:
     """`count` moments spread over a run's first seconds, each at random in its own part of them."""
     pick = random.Random(seed)
-    return [round(_WINDOW_S * (index + pick.random()) / count, 3) for index in range(count)]
+    return [round(_STARTUP_S * (index + pick.random()) / count, 3) for index in range(count)]
 
 
-Moment = str | float
+KillTime = str | float
 """How far a run has come by what it says, or seconds after its start."""
-_FEW: tuple[Any, ...] = (
+_FEW_TIMES: tuple[Any, ...] = (
     "at once",
     pytest.param("with a supervisor", marks=pytest.mark.slow),
     "with all ranks",
 )
-_MANY = {
-    victim: _moments(20, seed) for seed, victim in enumerate(("supervisor", "rank", "guard", "command"), 10)
+_MANY_TIMES = {
+    victim: _random_times(20, seed)
+    for seed, victim in enumerate(("supervisor", "rank", "guard", "command"), 10)
 }
 
 
-def _wait_for(run: RunDir, moment: Moment) -> None:
+def _wait_for_kill_time(run: RunDir, moment: KillTime) -> None:
     if isinstance(moment, float):
         due_s = time.monotonic() + moment
         wait_until(lambda: time.monotonic() >= due_s, deadline_s=moment + 5)
@@ -78,7 +79,7 @@ def _leads_session(pid: int) -> bool:
         return False
 
 
-def _kill_after(run: RunDir, victim: str, moment: Moment) -> None:
+def _kill_after(run: RunDir, victim: str, kill_time: KillTime) -> None:
     """kill -9 of one process of the run, at this moment or as soon as there is such a process."""
 
     def target() -> int | None:
@@ -91,89 +92,89 @@ def _kill_after(run: RunDir, victim: str, moment: Moment) -> None:
         # A rank has a session of its own; what was forked for a sampler and is not one yet has none.
         own = [pid for pid in processes_of_run(run.path) if _leads_session(pid)]
         ranks = [pid for pid in own if pid not in others]
-        return random.Random(moment).choice(ranks) if ranks else None
+        return random.Random(kill_time).choice(ranks) if ranks else None
 
-    _wait_for(run, moment)
+    _wait_for_kill_time(run, kill_time)
     os.kill(wait_until(target, deadline_s=20, what=f"a {victim} to kill"), signal.SIGKILL)
 
 
-def _check_supervisor_or_rank(tmp_path: Path, victim: str, moment: Moment) -> None:
+def _check_killed_supervisor_or_rank(tmp_path: Path, victim: str, moment: KillTime) -> None:
     run = launch(tmp_path / "runs")
     _kill_after(run, victim, moment)
-    assert wait_ended(run, with_load(launching.GONE_S))
+    assert wait_for_end(run, scale_timeout(launching.EXIT_TIMEOUT_S))
     launching.wait_until_gone(run)
-    end = run.end()
+    end = run.exit_record()
     assert end is not None and (end.outcome, end.exit_code) == ("failed", 1)
-    found = launching.problems(run)
+    found = launching.read_problems(run)
     assert [problem.code for problem in found] == [
         "supervisor-lost" if victim == "supervisor" else "rank-killed"
     ]
     assert "SIGKILL" in found[0].message and "SIGKILL" in (end.reason or "")
 
 
-def _check_guard(tmp_path: Path, moment: Moment) -> None:
+def _check_killed_guard(tmp_path: Path, moment: KillTime) -> None:
     run = launch(tmp_path / "runs")
     _kill_after(run, "guard", moment)
     launching.wait_until_gone(run)
     assert run.outcome() == "lost"
 
 
-def _check_command(tmp_path: Path, moment: Moment) -> None:
+def _check_killed_command(tmp_path: Path, moment: KillTime) -> None:
     command, run = launch_attached(tmp_path / "runs")
     with command:
-        _wait_for(run, moment)
+        _wait_for_kill_time(run, moment)
         command.kill()
-    assert wait_ended(run, with_load(launching.GONE_S))
+    assert wait_for_end(run, scale_timeout(launching.EXIT_TIMEOUT_S))
     launching.wait_until_gone(run)
-    end = run.end()
+    end = run.exit_record()
     assert end is not None and (end.outcome, end.exit_code) == ("stopped", 130)
 
 
-@pytest.mark.parametrize("moment", _FEW)
-def test_a_killed_supervisor_leaves_nothing(tmp_path: Path, moment: Moment) -> None:
-    _check_supervisor_or_rank(tmp_path, "supervisor", moment)
+@pytest.mark.parametrize("moment", _FEW_TIMES)
+def test_killing_the_supervisor_leaves_no_process(tmp_path: Path, moment: KillTime) -> None:
+    _check_killed_supervisor_or_rank(tmp_path, "supervisor", moment)
 
 
-@pytest.mark.parametrize("moment", _FEW)
-def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path, moment: Moment) -> None:
-    _check_supervisor_or_rank(tmp_path, "rank", moment)
+@pytest.mark.parametrize("moment", _FEW_TIMES)
+def test_killing_a_rank_ends_the_run_and_names_the_rank(tmp_path: Path, moment: KillTime) -> None:
+    _check_killed_supervisor_or_rank(tmp_path, "rank", moment)
 
 
-@pytest.mark.parametrize("moment", _FEW)
-def test_a_killed_guard_takes_everything_with_it(tmp_path: Path, moment: Moment) -> None:
-    _check_guard(tmp_path, moment)
+@pytest.mark.parametrize("moment", _FEW_TIMES)
+def test_killing_the_guard_ends_every_process(tmp_path: Path, moment: KillTime) -> None:
+    _check_killed_guard(tmp_path, moment)
 
 
-@pytest.mark.parametrize("moment", _FEW)
-def test_a_killed_command_stops_its_run(tmp_path: Path, moment: Moment) -> None:
-    _check_command(tmp_path, moment)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", _MANY["supervisor"])
-def test_a_killed_supervisor_leaves_nothing_at_any_moment(tmp_path: Path, moment: Moment) -> None:
-    _check_supervisor_or_rank(tmp_path, "supervisor", moment)
+@pytest.mark.parametrize("moment", _FEW_TIMES)
+def test_killing_the_command_stops_its_run(tmp_path: Path, moment: KillTime) -> None:
+    _check_killed_command(tmp_path, moment)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", _MANY["rank"])
-def test_a_killed_rank_ends_the_run_at_any_moment(tmp_path: Path, moment: Moment) -> None:
-    _check_supervisor_or_rank(tmp_path, "rank", moment)
+@pytest.mark.parametrize("moment", _MANY_TIMES["supervisor"])
+def test_killing_the_supervisor_at_any_time_leaves_no_process(tmp_path: Path, moment: KillTime) -> None:
+    _check_killed_supervisor_or_rank(tmp_path, "supervisor", moment)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", _MANY["guard"])
-def test_a_killed_guard_takes_everything_with_it_at_any_moment(tmp_path: Path, moment: Moment) -> None:
-    _check_guard(tmp_path, moment)
+@pytest.mark.parametrize("moment", _MANY_TIMES["rank"])
+def test_killing_a_rank_at_any_time_ends_the_run(tmp_path: Path, moment: KillTime) -> None:
+    _check_killed_supervisor_or_rank(tmp_path, "rank", moment)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", _MANY["command"])
-def test_a_killed_command_stops_its_run_at_any_moment(tmp_path: Path, moment: Moment) -> None:
-    _check_command(tmp_path, moment)
+@pytest.mark.parametrize("moment", _MANY_TIMES["guard"])
+def test_killing_the_guard_at_any_time_ends_every_process(tmp_path: Path, moment: KillTime) -> None:
+    _check_killed_guard(tmp_path, moment)
 
 
-def test_a_stop_at_any_moment_before_the_ranks_have_begun_is_a_stop_that_nobody_waits_for(
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", _MANY_TIMES["command"])
+def test_killing_the_command_at_any_time_stops_its_run(tmp_path: Path, moment: KillTime) -> None:
+    _check_killed_command(tmp_path, moment)
+
+
+def test_stopping_before_the_ranks_start_is_immediate(
     tmp_path: Path,
 ) -> None:
     """Also while the supervisor is forked and is not yet itself: one stop of five was lost there."""
@@ -181,8 +182,8 @@ def test_a_stop_at_any_moment_before_the_ranks_have_begun_is_a_stop_that_nobody_
         run = launch(tmp_path / f"runs-{number}")
         asked = time.time()
         request_stop(run)
-        end = launching.ended(run, 5)
-        assert end.outcome == "stopped" and end.ended - asked < STOP_S
+        end = launching.wait_for_exit_record(run, 5)
+        assert end.outcome == "stopped" and end.ended - asked < STOP_TIMEOUT_S
 
 
 def test_a_rank_that_ignores_term_is_killed_after_three_seconds(
@@ -193,22 +194,22 @@ def test_a_rank_that_ignores_term_is_killed_after_three_seconds(
     wait_for_ranks(run)
     began = time.monotonic()
     request_stop(run)
-    assert launching.ended(run, 6).outcome == "stopped"
-    assert 2.5 < time.monotonic() - began < with_load(4.5)
+    assert launching.wait_for_exit_record(run, 6).outcome == "stopped"
+    assert 2.5 < time.monotonic() - began < scale_timeout(4.5)
 
 
-def test_stop_now_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_now_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_WORKER", "deaf")
     run = launch(tmp_path / "runs")
     wait_for_ranks(run)
     began = time.monotonic()
     request_stop(run, now=True)
-    assert launching.ended(run, 5).outcome == "stopped"
-    assert time.monotonic() - began < within_grace(1.5)
+    assert launching.wait_for_exit_record(run, 5).outcome == "stopped"
+    assert time.monotonic() - began < stop_timeout_s(1.5)
 
 
 @pytest.mark.parametrize("way", ["done", pytest.param("stop", marks=pytest.mark.slow), "kill"])
-def test_processes_that_left_their_rank_are_swept(
+def test_detached_child_processes_are_killed_with_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setenv("FAKE_WORKER", "breeding")
@@ -222,10 +223,13 @@ def test_processes_that_left_their_rank_are_swept(
         supervisor = supervisor_pid(run)
         assert supervisor is not None
         os.kill(supervisor, signal.SIGKILL)
-    assert launching.ended(run, 5).outcome == {"done": "completed", "stop": "stopped", "kill": "failed"}[way]
+    assert (
+        launching.wait_for_exit_record(run, 5).outcome
+        == {"done": "completed", "stop": "stopped", "kill": "failed"}[way]
+    )
 
 
-def test_what_a_killed_guard_leaves_is_ended_by_the_next_start(
+def test_the_next_start_kills_leftovers_of_a_killed_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_WORKER", "breeding")
@@ -237,59 +241,59 @@ def test_what_a_killed_guard_leaves_is_ended_by_the_next_start(
     os.kill(launching.guard_pid(run), signal.SIGKILL)
     wait_until(lambda: not run.is_alive())
     assert processes_of_run(run.path)
-    ended = end_leftovers()
+    ended = kill_leftovers()
     launching.wait_until_gone(run)
     assert ended and other.is_alive() and processes_of_run(other.path)
     request_stop(other, now=True)
-    launching.ended(other, 5)
+    launching.wait_for_exit_record(other, 5)
 
 
-def test_stop_asks_first_and_a_second_run_goes_on(tmp_path: Path) -> None:
+def test_stop_asks_first_and_another_run_continues(tmp_path: Path) -> None:
     first, second = launch(tmp_path / "runs"), launch(tmp_path / "runs")
     wait_for_ranks(first)
     wait_for_ranks(second)
     began = time.monotonic()
     request_stop(first)
-    end = launching.ended(first, 5)
+    end = launching.wait_for_exit_record(first, 5)
     assert (end.outcome, end.exit_code, end.reason) == ("stopped", 130, None)
-    assert time.monotonic() - began < within_grace(2)
-    assert not launching.problems(first)
-    assert first.end() is not None
+    assert time.monotonic() - began < stop_timeout_s(2)
+    assert not launching.read_problems(first)
+    assert first.exit_record() is not None
     attempt, _ = add_attempt(first, first.config(), first.environment())
     start_guard(first, [], worker=str(FAKE_WORKER), detach=True, attempt=attempt)
-    assert first.is_alive() and first.end() is None, "the word of the attempt before"
+    assert first.is_alive() and first.exit_record() is None, "the word of the attempt before"
     request_stop(first, now=True)
-    launching.ended(first, 5)
+    launching.wait_for_exit_record(first, 5)
     assert second.is_alive() and len(processes_of_run(second.path)) == 5
     assert {run.name for run in list_runs(tmp_path / "runs")} == {first.name, second.name}
     request_stop(second)
-    assert launching.ended(second, 5).outcome == "stopped"
+    assert launching.wait_for_exit_record(second, 5).outcome == "stopped"
 
 
-def test_a_run_whose_path_is_longer_than_a_sockets_may_be_can_be_stopped(tmp_path: Path) -> None:
+def test_a_run_with_a_path_too_long_for_a_socket_can_be_stopped(tmp_path: Path) -> None:
     folder = tmp_path / ("a long way down " * 6).strip() / "runs"
     run = launch(folder)
     assert len(str(run.path / "control.sock")) > 107
     request_stop(run)
-    assert launching.ended(run, 5).outcome == "stopped"
+    assert launching.wait_for_exit_record(run, 5).outcome == "stopped"
 
 
-def test_without_its_socket_a_run_is_stopped_by_signal(tmp_path: Path) -> None:
+def test_a_run_without_a_socket_is_stopped_by_a_signal(tmp_path: Path) -> None:
     run = launch(tmp_path / "runs")
     (run.path / "control.sock").unlink()
     request_stop(run)
-    assert launching.ended(run, 5).outcome == "stopped"
+    assert launching.wait_for_exit_record(run, 5).outcome == "stopped"
 
 
-def test_a_suspended_guard_hears_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_ANSWER_S", 0.5)
+def test_a_suspended_guard_receives_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_ANSWER_TIMEOUT_S", 0.5)
     run = launch(tmp_path / "runs")
     os.kill(int((run.path / "guard.lock").read_text()), signal.SIGSTOP)
     request_stop(run)
-    assert launching.ended(run, 5).outcome == "stopped"
+    assert launching.wait_for_exit_record(run, 5).outcome == "stopped"
 
 
-def test_who_calls_is_heard_however_many_hold_a_line(tmp_path: Path) -> None:
+def test_the_guard_answers_with_the_maximum_of_connections_open(tmp_path: Path) -> None:
     """With as many callers as a guard takes, and with none of its file descriptors left."""
     run = launch(tmp_path / "runs")
     guard = int((run.path / "guard.lock").read_text())
@@ -297,32 +301,32 @@ def test_who_calls_is_heard_however_many_hold_a_line(tmp_path: Path) -> None:
         for handles in (1024, len(list(Path(f"/proc/{guard}/fd").iterdir())) + 3):
             resource.prlimit(guard, resource.RLIMIT_NOFILE, (handles, handles))
             for _ in range(80):
-                caller = lines.enter_context(call(run))
+                caller = lines.enter_context(connect(run))
             caller.sendall(b"{}\n")
             assert json.loads(caller.makefile("rb").readline())["ok"] is False
     request_stop(run, now=True)
-    launching.ended(run, 5)
+    launching.wait_for_exit_record(run, 5)
 
 
 @contextlib.contextmanager
-def call(run: RunDir) -> Iterator[socket.socket]:
+def connect(run: RunDir) -> Iterator[socket.socket]:
     folder = os.open(run.path, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.settimeout(with_load(5))
+        caller.settimeout(scale_timeout(5))
         # Where many wait to be heard, the kernel asks to try again.
         wait_until(lambda: caller.connect_ex(f"/proc/self/fd/{folder}/control.sock") == 0)
         os.close(folder)
         yield caller
 
 
-def test_the_socket_is_the_owners_takes_no_nonsense_and_nobody_stops_what_is_over(
+def test_the_control_socket_is_private_and_rejects_bad_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = launch(tmp_path / "runs")
     monkeypatch.chdir(run.path)  # the whole path may be longer than a socket's may be
     assert (run.path / "control.sock").stat().st_mode & 0o077 == 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.settimeout(with_load(5))
+        caller.settimeout(scale_timeout(5))
         caller.connect("control.sock")
         lines = caller.makefile("rb")
         nonsense = (b"hello\n", b"[]\n", b'{"command": "dance"}\n', b"\xff\xfe\n", b"[" * 60_000 + b"\n")
@@ -332,25 +336,27 @@ def test_the_socket_is_the_owners_takes_no_nonsense_and_nobody_stops_what_is_ove
         lines.close()
     assert run.is_alive()
     request_stop(run, now=True)
-    launching.ended(run, 5)
+    launching.wait_for_exit_record(run, 5)
     with pytest.raises(NotRunningError, match="stopped"):
         request_stop(run)
 
 
-def test_a_lease_is_held_while_the_run_lives_and_refuses_the_next(tmp_path: Path) -> None:
+def test_a_lease_is_held_during_the_run_and_refuses_another(tmp_path: Path) -> None:
     config = launching.small_config(tmp_path)
     leases = [lease_path("GPU-1234")]
-    run = start_guard(create(tmp_path / "runs", config, {}), leases, worker=str(FAKE_WORKER), detach=True)
+    run = start_guard(
+        create_run_dir(tmp_path / "runs", config, {}), leases, worker=str(FAKE_WORKER), detach=True
+    )
     assert lease_holder("GPU-1234") == str(run.path)
     with pytest.raises(Exception, match=run.name):
-        start_guard(create(tmp_path / "runs", config, {}), leases, detach=True)
+        start_guard(create_run_dir(tmp_path / "runs", config, {}), leases, detach=True)
     request_stop(run, now=True)
-    launching.ended(run, 5)
+    launching.wait_for_exit_record(run, 5)
     assert lease_holder("GPU-1234") is None
 
 
-def test_a_supervisor_that_cannot_be_started_is_told_in_its_log(tmp_path: Path) -> None:
-    hidden = create(tmp_path / "runs", launching.small_config(tmp_path), {})
+def test_a_supervisor_that_fails_to_start_is_reported_in_its_log(tmp_path: Path) -> None:
+    hidden = create_run_dir(tmp_path / "runs", launching.small_config(tmp_path), {})
     run = RunDir(final_path(hidden))
     answer_end, ready_end = os.pipe()
     spec: GuardSpec = {
@@ -361,25 +367,28 @@ def test_a_supervisor_that_cannot_be_started_is_told_in_its_log(tmp_path: Path) 
         "attempt": 0,
         "max_restarts": 0,
         "signals": False,
-        "stop_s": STOP_S,
+        "stop_s": STOP_TIMEOUT_S,
         "ready_fd": ready_end,
         "tether_fd": None,
         "passed": [],
         "held": [],
         "hosts": None,
     }
-    command = [sys.executable, "-I", "-S", "-c", under_guard._GUARD, under_guard._ENGINE]
+    command = [sys.executable, "-I", "-S", "-c", guard_launcher._GUARD_CODE, guard_launcher._ENGINE_FOLDER]
     subprocess.run(command, input=json.dumps(spec).encode(), pass_fds=[ready_end], check=True, timeout=60)
     os.close(ready_end)
     with open(answer_end, "rb") as answer:
         assert "ready" in json.load(answer)
-    assert launching.ended(run, 5).reason == "The run's supervisor exited with 1: see logs/supervisor.*.err."
-    (lost,) = launching.problems(run)
+    assert (
+        launching.wait_for_exit_record(run, 5).reason
+        == "The run's supervisor exited with 1: see logs/supervisor.*.err."
+    )
+    (lost,) = launching.read_problems(run)
     assert lost.code == "supervisor-lost" and lost.arguments == {"message": {"status": 1}}
     assert "No such file" in (run.logs_folder / "supervisor.0.err").read_text(encoding="utf-8")
 
 
-def test_the_guard_imports_its_own_files_and_the_standard_library_alone() -> None:
+def test_the_guard_imports_only_its_own_files_and_the_standard_library() -> None:
     engine = Path(rankdeck.__file__).parents[1]
     script = (
         "import sys; sys.path.append(sys.argv[1]); import rankdeck.launch.guard; "
@@ -389,7 +398,15 @@ def test_the_guard_imports_its_own_files_and_the_standard_library_alone() -> Non
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     launch = {
         f"rankdeck.launch.{name}"
-        for name in ("guard", "guard_spec", "callers", "descendants", "last_word", "saves", "whereabouts")
+        for name in (
+            "guard",
+            "guard_spec",
+            "control_server",
+            "descendants",
+            "exit_record",
+            "save_watch",
+            "run_dir_tracker",
+        )
     }
-    own = {"rankdeck", "rankdeck.launch", *launch, "rankdeck.observer", "rankdeck.observer.title"}
+    own = {"rankdeck", "rankdeck.launch", *launch, "rankdeck.observer", "rankdeck.observer.process_title"}
     assert set(done.stdout.split()) == own

@@ -10,87 +10,89 @@ from typing import Any
 
 import pytest
 
-from rankdeck.launch import head_guard
-from rankdeck.launch.head_guard import HostClocks
-from tests.engine.launch.test_peers import Head, Other
+from rankdeck.launch import coordinator_guard
+from rankdeck.launch.coordinator_guard import HostClocks
+from tests.engine.launch.test_peers import FakeCoordinator, FakeNode
 
 RANKS = {"box1": range(1), "box 2": range(1, 3), "box3": range(3, 4)}
 
 
-class Slow:
+class SlowHosts:
     """What is sent to the others, whose clocks go as they like and who may take their time."""
 
-    def __init__(self, run: Path, head: Head) -> None:
-        self.head, self.clocks = head, HostClocks(str(run), head.meeting.say_to)
+    def __init__(self, run: Path, head: FakeCoordinator) -> None:
+        self.coordinator, self.clocks = head, HostClocks(str(run), head.server.send_to)
         self.ahead_s = {"box 2": 60.0, "box3": -0.5}
         self.file = run / "clocks.jsonl"
 
-    def told(self) -> list[dict[str, Any]]:
+    def written_offsets(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
 
-    def exchange(self, *others: Other) -> None:
+    def exchange_clocks(self, *others: FakeNode) -> None:
         """Ask, and wait for all answers."""
-        names = self.head.meeting.names_there
-        asked = len(self.head.heard) + len(names)
-        self.clocks.look(time.monotonic(), names)
+        names = self.coordinator.server.connected_names
+        asked = len(self.coordinator.received) + len(names)
+        self.clocks.poll(time.monotonic(), names)
 
         def answered() -> bool:
             for name, other in zip(sorted(names), others, strict=True):
-                for word in other.heard:
-                    other.end.say({**word, "now": time.time() + self.ahead_s[name]})
-                other.heard.clear()
-            return len(self.head.heard) == asked
+                for word in other.received:
+                    other.client.send({**word, "now": time.time() + self.ahead_s[name]})
+                other.received.clear()
+            return len(self.coordinator.received) == asked
 
-        self.head.until(answered, *others)
-        for name, word in self.head.heard[-len(names) :]:
-            self.clocks.take(name, word)
+        self.coordinator.poll_until(answered, *others)
+        for name, word in self.coordinator.received[-len(names) :]:
+            self.clocks.on_answer(name, word)
 
 
 @pytest.fixture
-def head() -> Iterator[Head]:
-    made = Head(2)
+def head() -> Iterator[FakeCoordinator]:
+    made = FakeCoordinator(2)
     yield made
-    made.end()
+    made.close()
 
 
-def test_each_clock_is_kept_beside_the_run(
-    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_clock_offsets_are_written_into_the_run_folder(
+    head: FakeCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_guard, "ASK_S", 0.0)
-    others = Other(head, "box 2"), Other(head, "box3")
-    head.until(lambda: head.meeting.is_complete, *others)
-    slow = Slow(tmp_path, head)
-    slow.exchange(*others)
-    assert not slow.told(), "it has no ranks yet"
-    slow.clocks.begin(2, RANKS)
-    box2, box3 = slow.told()
+    monkeypatch.setattr(coordinator_guard, "CLOCK_INTERVAL_S", 0.0)
+    others = FakeNode(head, "box 2"), FakeNode(head, "box3")
+    head.poll_until(lambda: head.server.is_complete, *others)
+    slow = SlowHosts(tmp_path, head)
+    slow.exchange_clocks(*others)
+    assert not slow.written_offsets(), "it has no ranks yet"
+    slow.clocks.start_attempt(2, RANKS)
+    box2, box3 = slow.written_offsets()
     assert (box2["host"], box2["ranks"], box2["attempt"], box2["since"]) == ("box-2", [1, 3], 2, 0.0)
     assert abs(box2["ahead_s"] - 60.0) <= box2["within_s"] + 0.001
     assert abs(box3["ahead_s"] + 0.5) <= box3["within_s"] + 0.001
-    slow.exchange(*others)
-    assert len(slow.told()) == 2, "nothing is new"
+    slow.exchange_clocks(*others)
+    assert len(slow.written_offsets()) == 2, "nothing is new"
     monkeypatch.setattr("rankdeck.remote.clock.WINDOW_S", 0.0)
     slow.ahead_s["box3"], began = 7.0, time.time()
     time.sleep(0.01)
-    slow.exchange(*others)
-    *_, again = slow.told()
+    slow.exchange_clocks(*others)
+    *_, again = slow.written_offsets()
     assert again["host"] == "box3" and abs(again["ahead_s"] - 7.0) < 0.1
     assert 0 <= again["since"] - began - 7.0 < 5.0, "by its own clock"
-    slow.clocks.begin(3, {"box1": range(1), "box3": range(1, 2)})
-    assert [(line["host"], line["ranks"], line["since"]) for line in slow.told()[3:]] == [("box3", [1, 2], 0)]
+    slow.clocks.start_attempt(3, {"box1": range(1), "box3": range(1, 2)})
+    assert [(line["host"], line["ranks"], line["since"]) for line in slow.written_offsets()[3:]] == [
+        ("box3", [1, 2], 0)
+    ]
 
 
-def test_what_is_no_answer_is_none(head: Head, tmp_path: Path) -> None:
-    others = Other(head, "box 2"), Other(head, "box3")
-    head.until(lambda: head.meeting.is_complete, *others)
-    slow = Slow(tmp_path, head)
-    slow.clocks.begin(0, RANKS)
-    slow.clocks.take("box 2", {"word": "clock", "asked": 1.0, "now": time.time()})
+def test_invalid_clock_answers_are_ignored(head: FakeCoordinator, tmp_path: Path) -> None:
+    others = FakeNode(head, "box 2"), FakeNode(head, "box3")
+    head.poll_until(lambda: head.server.is_complete, *others)
+    slow = SlowHosts(tmp_path, head)
+    slow.clocks.start_attempt(0, RANKS)
+    slow.clocks.on_answer("box 2", {"word": "clock", "asked": 1.0, "now": time.time()})
     asked: list[float] = []
     slow.clocks._ask = lambda name, word: asked.append(word["asked"])
     for now in (None, "late", True, float("nan"), -1.0, 1e300, [time.time()]):
         slow.clocks._next_s = 0.0
-        slow.clocks.look(time.monotonic(), {"box 2"})
-        slow.clocks.take("box 2", {"word": "clock", "asked": asked[-1], "now": now})
-        slow.clocks.take("box 2", {"word": "clock", "asked": asked[-1], "now": time.time()})
-    assert len(asked) == 7 and not slow.told(), "of each question the first answer counts"
+        slow.clocks.poll(time.monotonic(), {"box 2"})
+        slow.clocks.on_answer("box 2", {"word": "clock", "asked": asked[-1], "now": now})
+        slow.clocks.on_answer("box 2", {"word": "clock", "asked": asked[-1], "now": time.time()})
+    assert len(asked) == 7 and not slow.written_offsets(), "of each question the first answer counts"

@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from rankdeck.config import from_dict
-from rankdeck.launch.head_guard import HeadGuard
-from rankdeck.launch.host_guard import REMOVED
-from rankdeck.launch.last_word import phrase
-from rankdeck.launch.several import Several
-from rankdeck.launch.start import start
-from rankdeck.rundir import RunDir
+from rankdeck.launch.coordinator_guard import CoordinatorGuard
+from rankdeck.launch.exit_record import phrase
+from rankdeck.launch.host_guard import REMOVED_TEXT
+from rankdeck.launch.multi_host_role import MultiHostRole
+from rankdeck.launch.start import start_run
+from rankdeck.run_dir import RunDir
 from tests.helpers import launching
 from tests.helpers.launching import FAKE_WORKER
 from tests.helpers.waiting import wait_until
@@ -29,31 +29,31 @@ from tests.helpers.waiting import wait_until
 _TABLES = {"strategy": {"use": "ddp"}, "devices": {"use": "cpu:1"}, "data": {"use": "digits"}}
 
 
-def begun(tmp_path: Path, several: Several) -> RunDir:
+def start_coordinator_run(tmp_path: Path, several: MultiHostRole) -> RunDir:
     config = from_dict({**_TABLES, "model": {"use": "mlp"}}, folder=tmp_path)
-    return start(
+    return start_run(
         config,
         runs=tmp_path / "runs",
         detach=True,
         command_line=["test"],
         started=time.time(),
         worker=str(FAKE_WORKER),
-        several=several,
+        multi_host_role=several,
     )
 
 
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[tuple[RunDir, dict[str, Any], tuple[str, int]]]:
     """A head that waits for one more; what that has to say, and where."""
-    several = Several.as_head(2, "127.0.0.1")
-    run = begun(tmp_path, several)
+    several = MultiHostRole.as_coordinator(2, "127.0.0.1")
+    run = start_coordinator_run(tmp_path, several)
     assert several.listener is not None and several.listener.fileno() == -1, "the guard listens alone"
-    own = Several(2, "", head=several.at).spec(run.config(), [])["own"]
-    yield run, {"word": "hello", "name": "box2", "secret": several.secret, **own}, several.at
+    own = MultiHostRole(2, "", coordinator_address=several.listen_address).hosts_spec(run.config(), [])["own"]
+    yield run, {"word": "hello", "name": "box2", "secret": several.secret, **own}, several.listen_address
     wait_until(lambda: not run.is_alive())
 
 
-def come(at: tuple[str, int], hello: dict[str, Any]) -> None:
+def join_and_leave(at: tuple[str, int], hello: dict[str, Any]) -> None:
     """Say it, and leave when the head says that it is over."""
     with socket.create_connection(at) as host, host.makefile() as lines:
         host.sendall(json.dumps(hello).encode() + b"\n")
@@ -70,12 +70,12 @@ def come(at: tuple[str, int], hello: dict[str, Any]) -> None:
         {"ranks": 1, "devices": {}},
     ],
 )
-def test_a_host_that_says_nonsense_of_itself_ends_the_start_in_words(
+def test_an_invalid_hello_of_a_host_ends_the_start_with_a_message(
     head: tuple[RunDir, dict[str, Any], tuple[str, int]], wrong: dict[str, Any]
 ) -> None:
     run, hello, at = head
-    come(at, {**hello, "ranks": 1, "devices": [{}], **wrong})
-    end = wait_until(run.end)
+    join_and_leave(at, {**hello, "ranks": 1, "devices": [{}], **wrong})
+    end = wait_until(run.exit_record)
     assert (end.outcome, end.exit_code) == ("failed", 1)
     assert end.reason == "What box2 says of itself makes no sense."
 
@@ -88,17 +88,17 @@ def test_a_host_that_says_nonsense_of_itself_ends_the_start_in_words(
         ({"lock": "another"}, "The lock files of box2 and of this host differ: "),
     ],
 )
-def test_a_host_with_another_torch_nccl_or_lock_file_is_refused_in_words(
+def test_a_host_with_other_versions_is_refused_with_a_message(
     head: tuple[RunDir, dict[str, Any], tuple[str, int]], other: dict[str, str], words: str
 ) -> None:
     run, hello, at = head
-    come(at, {**hello, "ranks": 1, "devices": [{}], **other})
-    end = wait_until(run.end)
+    join_and_leave(at, {**hello, "ranks": 1, "devices": [{}], **other})
+    end = wait_until(run.exit_record)
     assert (end.reason or "").startswith(words)
-    assert not launching.problems(run)
+    assert not launching.read_problems(run)
 
 
-def test_a_head_that_has_to_be_killed_because_another_failed_names_that_one(
+def test_a_coordinator_killed_for_a_failed_host_names_that_host(
     head: tuple[RunDir, dict[str, Any], tuple[str, int]],
 ) -> None:
     run, hello, at = head
@@ -109,7 +109,7 @@ def test_a_head_that_has_to_be_killed_because_another_failed_names_that_one(
             host.sendall(b"".join(json.dumps(word).encode() + b"\n" for word in words) or b"\n")
 
         def beats_until(condition: Callable[[], object]) -> None:
-            wait_until(lambda: (say(), condition())[1], every_s=0.2, deadline_s=30)
+            wait_until(lambda: (say(), condition())[1], interval_s=0.2, deadline_s=30)
 
         say({**hello, "ranks": 1, "devices": [device], "attempt": 0})
         assert any('"begin"' in line for line in lines)
@@ -120,11 +120,11 @@ def test_a_head_that_has_to_be_killed_because_another_failed_names_that_one(
         say({"word": "left"})
         told = [json.loads(line) for line in lines if '"end"' in line]
         assert {(word["because"], word["why"]) for word in told} == {("box2", "rank 1: no such layer")}
-    end = wait_until(run.end)
+    end = wait_until(run.exit_record)
     assert (end.outcome, end.reason) == ("failed", "box2: rank 1: no such layer")
 
 
-def test_where_the_heads_folder_is_removed_the_other_hosts_are_told_that(
+def test_removing_the_coordinators_folder_is_reported_to_all_hosts(
     head: tuple[RunDir, dict[str, Any], tuple[str, int]],
 ) -> None:
     run, hello, at = head
@@ -148,38 +148,43 @@ def test_where_the_heads_folder_is_removed_the_other_hosts_are_told_that(
     wait_until(lambda: not supervisor.is_running())
 
 
-def test_another_host_ends_with_the_reason_of_its_head(tmp_path: Path) -> None:
-    said = {"word": "end", "because": "box1", "why": str(REMOVED)}
+def test_a_node_ends_with_the_coordinators_reason(tmp_path: Path) -> None:
+    said = {"word": "end", "because": "box1", "why": str(REMOVED_TEXT)}
     with socket.create_server(("127.0.0.1", 0)) as server:
-        run = begun(tmp_path, Several(2, "secret", head=server.getsockname()))
+        run = start_coordinator_run(
+            tmp_path, MultiHostRole(2, "secret", coordinator_address=server.getsockname())
+        )
         guard, _ = server.accept()
         with guard:
             assert guard.makefile().readline()
             guard.sendall(json.dumps(said).encode() + b"\n")
-            end = wait_until(run.end)
-    assert (end.outcome, end.reason) == ("failed", f"box1: {REMOVED}")
+            end = wait_until(run.exit_record)
+    assert (end.outcome, end.reason) == ("failed", f"box1: {REMOVED_TEXT}")
     wait_until(lambda: not run.is_alive())
 
 
-def test_a_host_that_is_lost_stays_the_cause_where_others_could_go_on(
+def test_a_lost_host_stays_the_cause_when_a_restart_is_possible(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The head then kills its own ranks, and their end is nobody's cause."""
-    monkeypatch.setattr("rankdeck.launch.head_guard.LEAVE_S", 0.0)
+    monkeypatch.setattr("rankdeck.launch.coordinator_guard.LEAVE_TIMEOUT_S", 0.0)
     told: list[dict[str, Any]] = []
-    there = SimpleNamespace(tell=told.append, names_there={"box2"}, num_there=1)
+    there = SimpleNamespace(broadcast=told.append, connected_names={"box2"}, num_connected=1)
     guard = SimpleNamespace(
-        lost=phrase("box3 has gone."), _status=-9, _gathering=there, _ended={}, _stop_asked=False,
-        _why_again=lambda: None, _end_others=lambda: told.append({"word": "end", "because": "box1"}),
+        lost_host_reason=phrase("box3 has gone."), _status=-9, _server=there, _end_messages={},
+        _is_stop_requested=False, _restart_reason=lambda: None,
+        _end_others=lambda: told.append({"word": "end", "because": "box1"}),
     )  # fmt: skip
-    assert not HeadGuard.go_on(cast("HeadGuard", guard))
+    assert not CoordinatorGuard.start_next_attempt(cast("CoordinatorGuard", guard))
     assert told == [{"word": "over"}]
 
 
 @pytest.mark.parametrize(("others", "words"), [(0, "with 1 host from"), (2, "with 3 hosts from")])
-def test_how_many_hosts_go_on_is_counted(others: int, words: str) -> None:
-    guard = SimpleNamespace(_gathering=SimpleNamespace(num_there=others), num_restarts=0, _max_restarts=1)
-    assert words in HeadGuard._going_on(cast("HeadGuard", guard), phrase("box2 has gone."))
+def test_the_restart_message_counts_the_hosts(others: int, words: str) -> None:
+    guard = SimpleNamespace(_server=SimpleNamespace(num_connected=others), num_restarts=0, _max_restarts=1)
+    assert words in CoordinatorGuard._restart_message(
+        cast("CoordinatorGuard", guard), phrase("box2 has gone.")
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,14 +197,16 @@ def test_how_many_hosts_go_on_is_counted(others: int, words: str) -> None:
         {"word": "refused"},
     ],
 )
-def test_a_head_that_says_nonsense_is_told_and_nothing_begins(tmp_path: Path, said: dict[str, Any]) -> None:
+def test_an_invalid_layout_from_the_coordinator_ends_the_start(tmp_path: Path, said: dict[str, Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        run = begun(tmp_path, Several(2, "secret", head=server.getsockname()))
+        run = start_coordinator_run(
+            tmp_path, MultiHostRole(2, "secret", coordinator_address=server.getsockname())
+        )
         guard, _ = server.accept()
         with guard:
             assert json.loads(guard.makefile().readline())["ranks"] == 1
             guard.sendall(json.dumps(said).encode() + b"\n")
-            end = wait_until(run.end)
+            end = wait_until(run.exit_record)
     assert end.outcome == "failed"
     assert (end.reason or "").startswith(("What the head says", "The run's head did not take"))
     wait_until(lambda: not run.is_alive())

@@ -11,13 +11,13 @@ import pytest
 
 from rankdeck.base.errors import MachineError
 from rankdeck.launch.machine import check_machine
-from tests.helpers.tree import PRODUCT_AND_TESTS
+from tests.helpers.checkout import PRODUCT_AND_TESTS
 
 _CHECK = """
 from rankdeck.base.errors import MachineError
 from rankdeck.launch.machine import check_machine
 try:
-    check_machine(1, meets=True)
+    check_machine(1, needs_loopback=True)
 except MachineError as error:
     print(error.problem.code, error.exit_code, error.message)
 """
@@ -27,14 +27,14 @@ _RACE = """
 import tempfile
 from pathlib import Path
 from rankdeck.base.errors import MachineError
-from rankdeck.launch.race import Racing
-from rankdeck.launch.verifying import verifications
+from rankdeck.launch.race import RaceRunner
+from rankdeck.launch.verification import verify_strategies
 from rankdeck.planner.candidates import candidates_for
-from tests.helpers.racing import asked
+from tests.helpers.racing import race_request
 with tempfile.TemporaryDirectory() as folder:
-    what = asked(Path(folder), ["single", "ddp"], devices="cpu:2")
+    what = race_request(Path(folder), ["single", "ddp"], devices="cpu:2")
     rows = candidates_for(what.config, "ddp", 2)
-    for act in (lambda: Racing(what), lambda: [*verifications(what.config, rows, command_line=[])]):
+    for act in (lambda: RaceRunner(what), lambda: [*verify_strategies(what.config, rows, command_line=[])]):
         try:
             act()
         except MachineError as error:
@@ -42,7 +42,7 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
-def _said(*unshared: str, before: str = "true", code: str = _CHECK) -> str:
+def _run_check(*unshared: str, before: str = "true", code: str = _CHECK) -> str:
     """What the check says in a namespace of its own, after a command of the shell there."""
     own = ["unshare", "--user", "--map-root-user", *unshared]
     try:
@@ -56,36 +56,36 @@ def _said(*unshared: str, before: str = "true", code: str = _CHECK) -> str:
     return done.stdout
 
 
-def test_a_machine_that_has_all_is_told_nothing() -> None:
-    check_machine(2, meets=True)
+def test_a_complete_machine_passes_the_checks() -> None:
+    check_machine(2, needs_loopback=True)
 
 
-def test_without_loopback_nobody_meets() -> None:
-    said = _said("--net")
+def test_a_machine_without_loopback_is_refused() -> None:
+    said = _run_check("--net")
     assert said.startswith("no-loopback 3 ") and "unreachable" in said
 
 
-def test_a_race_and_a_verification_say_it_once_and_not_of_every_strategy() -> None:
-    said = _said("--net", code=_RACE)
+def test_races_and_verifications_check_the_machine_once() -> None:
+    said = _run_check("--net", code=_RACE)
     assert said.splitlines() == ["no-loopback", "no-loopback"]
 
 
-def test_without_proc_nothing_is_known_of_processes() -> None:
-    said = _said("--mount", before="mount -t tmpfs none /proc")
+def test_a_machine_without_proc_is_refused() -> None:
+    said = _run_check("--mount", before="mount -t tmpfs none /proc")
     assert said.startswith("no-proc 3 ")
 
 
-def test_a_folder_that_was_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_current_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
     with pytest.raises(MachineError, match="does not exist any more"):
-        check_machine(1, meets=False)
+        check_machine(1, needs_loopback=False)
     os.chdir(tmp_path)
 
 
-def test_a_script_without_loopback_does_not_begin(tmp_path: Path) -> None:
+def test_a_script_without_loopback_does_not_start(tmp_path: Path) -> None:
     own = ["unshare", "--user", "--map-root-user", "--net"]
     try:
         subprocess.run([*own, "true"], check=True, capture_output=True)

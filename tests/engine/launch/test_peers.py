@@ -16,120 +16,120 @@ import pytest
 
 from rankdeck.launch import peers
 from rankdeck.launch.peers import (
-    ALONE,
-    AWAY,
     CLOSED,
+    ISOLATED,
     LEFT,
     MAX_LINE_BYTES,
     SILENT,
-    Gathering,
-    Membership,
-    Word,
+    SUSPENDED,
+    CoordinatorClient,
+    CoordinatorServer,
+    GuardMessage,
 )
 from tests.helpers.waiting import wait_until
 
 _LOOPBACK = "127.0.0.1"
 
 
-class Head:
+class FakeCoordinator:
     """The head's guard as far as it listens."""
 
     def __init__(self, num_others: int) -> None:
         self.selector = selectors.DefaultSelector()
-        self.heard: list[tuple[str, Word]] = []
-        self.gone: list[tuple[str, str]] = []
-        self.others: list[Other] = []
+        self.received: list[tuple[str, GuardMessage]] = []
+        self.lost: list[tuple[str, str]] = []
+        self.nodes: list[FakeNode] = []
         server = socket.create_server((_LOOPBACK, 0), backlog=64)
         self.port = server.getsockname()[1]
-        self.meeting = Gathering(
+        self.server = CoordinatorServer(
             self.selector,
             server,
             "secret",
             num_others,
-            lambda name, word: self.heard.append((name, word)),
-            lambda name, how: self.gone.append((name, how)),
+            lambda name, word: self.received.append((name, word)),
+            lambda name, how: self.lost.append((name, how)),
             "head",
         )
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         for key, _ in self.selector.select(0.01):
             key.data(key.fileobj)
-        self.meeting.look(time.monotonic())
+        self.server.poll(time.monotonic())
 
-    def until(self, condition: Callable[[], object], *others: Other) -> None:
+    def poll_until(self, condition: Callable[[], object], *others: FakeNode) -> None:
         def turned() -> object:
-            self.turn()
+            self.poll()
             for other in others:
-                other.turn()
+                other.poll()
             return condition()
 
-        wait_until(turned, every_s=0.001)
+        wait_until(turned, interval_s=0.001)
 
-    def end(self) -> None:
-        self.meeting.close()
-        for other in self.others:
-            other.end.close()
+    def close(self) -> None:
+        self.server.close()
+        for other in self.nodes:
+            other.client.close()
             other.selector.close()
         self.selector.close()
 
 
-class Other:
+class FakeNode:
     """Another guard."""
 
-    def __init__(self, head: Head, name: str, secret: str = "secret") -> None:
-        head.others.append(self)
+    def __init__(self, head: FakeCoordinator, name: str, secret: str = "secret") -> None:
+        head.nodes.append(self)
         self.selector = selectors.DefaultSelector()
-        self.heard: list[Word] = []
-        self.gone: list[str] = []
-        self.end = Membership(
+        self.received: list[GuardMessage] = []
+        self.lost: list[str] = []
+        self.client = CoordinatorClient(
             self.selector,
             (_LOOPBACK, head.port),
             {"name": name, "secret": secret, "ranks": 2},
-            self.heard.append,
-            self.gone.append,
+            self.received.append,
+            self.lost.append,
         )
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         for key, _ in self.selector.select(0):
             key.data(key.fileobj)
-        self.end.look(time.monotonic())
+        self.client.poll(time.monotonic())
 
 
 @pytest.fixture
-def head() -> Iterator[Head]:
-    made = Head(2)
+def head() -> Iterator[FakeCoordinator]:
+    made = FakeCoordinator(2)
     yield made
-    with mock.patch.object(peers, "_LEAVE_S", 0.01):  # both ends are this thread's: none would answer
-        made.end()
+    with mock.patch.object(peers, "_LEAVE_TIMEOUT_S", 0.01):  # both ends are this thread's: none would answer
+        made.close()
 
 
-def test_all_hear_of_each_other_and_what_is_said(head: Head) -> None:
-    one, two = Other(head, "box1"), Other(head, "box2")
-    head.until(lambda: head.meeting.is_complete, one, two)
-    assert {name: host["ranks"] for name, host in head.meeting.hosts.items()} == {"box1": 2, "box2": 2}
-    assert all(host["address"] == _LOOPBACK and not host["secret"] for host in head.meeting.hosts.values())
-    head.meeting.tell({"word": "begin", "hosts": ["a" * 10_000]})
-    one.end.say({"word": "failed", "code": 1})
-    head.until(lambda: one.heard and two.heard and head.heard, one, two)
-    assert one.heard == two.heard == [{"word": "begin", "hosts": ["a" * 10_000]}]
-    assert head.heard == [("box1", {"word": "failed", "code": 1})]
+def test_all_guards_receive_messages_of_each_other(head: FakeCoordinator) -> None:
+    one, two = FakeNode(head, "box1"), FakeNode(head, "box2")
+    head.poll_until(lambda: head.server.is_complete, one, two)
+    assert {name: host["ranks"] for name, host in head.server.hosts.items()} == {"box1": 2, "box2": 2}
+    assert all(host["address"] == _LOOPBACK and not host["secret"] for host in head.server.hosts.values())
+    head.server.broadcast({"word": "begin", "hosts": ["a" * 10_000]})
+    one.client.send({"word": "failed", "code": 1})
+    head.poll_until(lambda: one.received and two.received and head.received, one, two)
+    assert one.received == two.received == [{"word": "begin", "hosts": ["a" * 10_000]}]
+    assert head.received == [("box1", {"word": "failed", "code": 1})]
     piece = "손실".encode().decode("latin-1") * 2600
-    one.end.say({"word": "events", "data": piece})
-    head.until(lambda: len(head.heard) == 2, one, two)
-    assert head.heard[1] == ("box1", {"word": "events", "data": piece}) and not head.gone
-    late = Other(head, "box3")
-    head.until(lambda: late.heard and late.gone, one, two, late)
-    assert late.heard[0]["word"] == "refused" and not head.gone
-    two.end.close()
-    head.until(lambda: head.gone, one)
-    assert head.gone == [("box2", LEFT)]
-    late = Other(head, "box3")
-    head.until(lambda: late.gone, one, late)
-    assert set(head.meeting.hosts) == {"box1", "box2"}, "whoever goes leaves no place for another one"
+    one.client.send({"word": "events", "data": piece})
+    head.poll_until(lambda: len(head.received) == 2, one, two)
+    assert head.received[1] == ("box1", {"word": "events", "data": piece}) and not head.lost
+    late = FakeNode(head, "box3")
+    head.poll_until(lambda: late.received and late.lost, one, two, late)
+    assert late.received[0]["word"] == "refused" and not head.lost
+    two.client.close()
+    head.poll_until(lambda: head.lost, one)
+    assert head.lost == [("box2", LEFT)]
+    late = FakeNode(head, "box3")
+    head.poll_until(lambda: late.lost, one, late)
+    assert set(head.server.hosts) == {"box1", "box2"}, "whoever goes leaves no place for another one"
 
 
-def test_of_a_name_with_several_addresses_the_one_that_answers_is_taken(
-    head: Head, monkeypatch: pytest.MonkeyPatch
+def test_a_client_connects_to_the_address_that_answers(
+    head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a host whose name has an address of IPv6 first, and whose guard listens on IPv4."""
     addresses = {"box0": ["127.0.0.9", _LOOPBACK], "gone": ["127.0.0.9"]}
@@ -139,31 +139,31 @@ def test_of_a_name_with_several_addresses_the_one_that_answers_is_taken(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     with selectors.DefaultSelector() as selector:
-        hello: Word = {"name": "box1", "secret": "secret", "ranks": 1}
-        end = Membership(selector, ("box0", head.port), hello, print, print)
-        head.until(lambda: "box1" in head.meeting.hosts)
+        hello: GuardMessage = {"name": "box1", "secret": "secret", "ranks": 1}
+        end = CoordinatorClient(selector, ("box0", head.port), hello, print, print)
+        head.poll_until(lambda: "box1" in head.server.hosts)
         end.close()
         with pytest.raises(ConnectionRefusedError):
-            Membership(selector, ("gone", head.port), hello, print, print)
+            CoordinatorClient(selector, ("gone", head.port), hello, print, print)
 
 
-def test_one_that_goes_before_all_are_there_may_come_again(head: Head) -> None:
-    first = Other(head, "box1")
-    head.until(lambda: head.meeting.hosts, first)
-    first.end.close()
-    head.until(lambda: head.gone)
-    assert not head.meeting.hosts
-    again, two = Other(head, "box1"), Other(head, "box2")
-    head.until(lambda: head.meeting.is_complete, again, two)
+def test_a_host_that_left_early_may_join_again(head: FakeCoordinator) -> None:
+    first = FakeNode(head, "box1")
+    head.poll_until(lambda: head.server.hosts, first)
+    first.client.close()
+    head.poll_until(lambda: head.lost)
+    assert not head.server.hosts
+    again, two = FakeNode(head, "box1"), FakeNode(head, "box2")
+    head.poll_until(lambda: head.server.is_complete, again, two)
 
 
 @pytest.mark.parametrize("name", ["box1", "head"])
-def test_one_of_a_name_that_is_there_is_refused(head: Head, name: str) -> None:
-    one = Other(head, "box1")
-    head.until(lambda: head.meeting.hosts, one)
-    same = Other(head, name)
-    head.until(lambda: same.gone, one, same)
-    assert same.heard == [{"word": "refused", "name": name}] and list(head.meeting.hosts) == ["box1"]
+def test_a_second_host_with_the_same_name_is_refused(head: FakeCoordinator, name: str) -> None:
+    one = FakeNode(head, "box1")
+    head.poll_until(lambda: head.server.hosts, one)
+    same = FakeNode(head, name)
+    head.poll_until(lambda: same.lost, one, same)
+    assert same.received == [{"word": "refused", "name": name}] and list(head.server.hosts) == ["box1"]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_one_of_a_name_that_is_there_is_refused(head: Head, name: str) -> None:
         b'{"name": "", "secret": "secret"}\n',
     ],
 )
-def test_who_does_not_know_the_secret_is_shown_the_door(head: Head, sent: bytes) -> None:
+def test_a_connection_without_the_secret_is_closed(head: FakeCoordinator, sent: bytes) -> None:
     with socket.create_connection((_LOOPBACK, head.port)) as stranger:
         stranger.sendall(sent)
         stranger.setblocking(False)
@@ -195,111 +195,117 @@ def test_who_does_not_know_the_secret_is_shown_the_door(head: Head, sent: bytes)
             except ConnectionError:
                 return True
 
-        head.until(is_closed)
-    assert not head.meeting.hosts and not head.gone
+        head.poll_until(is_closed)
+    assert not head.server.hosts and not head.lost
 
 
-def test_strangers_who_only_hold_the_line_keep_nobody_away(head: Head) -> None:
+def test_idle_unauthenticated_connections_do_not_block_hosts(head: FakeCoordinator) -> None:
     lines = [socket.create_connection((_LOOPBACK, head.port)) for _ in range(60)]
-    one, two = Other(head, "box1"), Other(head, "box2")
-    head.until(lambda: head.meeting.is_complete, one, two)
+    one, two = FakeNode(head, "box1"), FakeNode(head, "box2")
+    head.poll_until(lambda: head.server.is_complete, one, two)
     for line in lines:
         line.close()
-    head.until(lambda: True, one, two)
-    assert not head.gone
+    head.poll_until(lambda: True, one, two)
+    assert not head.lost
 
 
-def test_a_line_without_an_end_ends_the_connection(head: Head) -> None:
-    one = Other(head, "box1")
-    head.until(lambda: head.meeting.hosts, one)
-    one.end._peer._waiting += b"x" * (MAX_LINE_BYTES + 1)
-    head.until(lambda: head.gone, one)
-    assert head.gone == [("box1", CLOSED)]
+def test_a_line_without_an_end_closes_the_connection(head: FakeCoordinator) -> None:
+    one = FakeNode(head, "box1")
+    head.poll_until(lambda: head.server.hosts, one)
+    one.client._peer._pending += b"x" * (MAX_LINE_BYTES + 1)
+    head.poll_until(lambda: head.lost, one)
+    assert head.lost == [("box1", CLOSED)]
 
 
-_FAR = """
+_NODE_CODE = """
 import selectors, sys, time
-from rankdeck.launch.peers import Membership
+from rankdeck.launch.peers import CoordinatorClient
 selector = selectors.DefaultSelector()
-end = Membership(selector, ("127.0.0.1", int(sys.argv[1])), {"name": "far", "secret": "secret"}, print, print)
+end = CoordinatorClient(
+    selector, ("127.0.0.1", int(sys.argv[1])), {"name": "far", "secret": "secret"}, print, print
+)
 while True:
     for key, _ in selector.select(0.1):
         key.data(key.fileobj)
-    end.look(time.monotonic())
+    end.poll(time.monotonic())
 """
 
 
 @pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, CLOSED), (signal.SIGSTOP, SILENT)])
-def test_who_is_killed_has_closed_and_who_is_stopped_is_silent(
-    head: Head, monkeypatch: pytest.MonkeyPatch, number: int, how: str
+def test_a_killed_guard_is_closed_and_a_stopped_one_is_silent(
+    head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, number: int, how: str
 ) -> None:
-    monkeypatch.setattr(peers, "LAPSE_S", 1.5)
-    near = Other(head, "near")
-    far = subprocess.Popen([sys.executable, "-c", _FAR, str(head.port)])
+    monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 1.5)
+    near = FakeNode(head, "near")
+    far = subprocess.Popen([sys.executable, "-c", _NODE_CODE, str(head.port)])
     try:
-        head.until(lambda: head.meeting.is_complete, near)
+        head.poll_until(lambda: head.server.is_complete, near)
         os.kill(far.pid, number)
         began_s = time.monotonic()
-        head.until(lambda: head.gone, near)
-        assert head.gone == [("far", how)] and not near.gone
+        head.poll_until(lambda: head.lost, near)
+        assert head.lost == [("far", how)] and not near.lost
         assert (time.monotonic() - began_s > 1.0) == (how == SILENT)
     finally:
         far.kill()
         far.wait()
 
 
-def test_where_nobody_is_heard_it_is_this_host_that_is_cut_off(
-    head: Head, monkeypatch: pytest.MonkeyPatch
+def test_silence_of_all_hosts_means_this_host_is_isolated(
+    head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "LAPSE_S", 1.5)
-    one, two = Other(head, "box1"), Other(head, "box2")
-    head.until(lambda: head.meeting.is_complete, one, two)
-    head.until(lambda: len(head.gone) == 2)
-    assert sorted(how for _, how in head.gone) == [ALONE, SILENT], "the last one has nobody beside it"
-    assert head.gone[0][1] == ALONE
+    monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 1.5)
+    one, two = FakeNode(head, "box1"), FakeNode(head, "box2")
+    head.poll_until(lambda: head.server.is_complete, one, two)
+    head.poll_until(lambda: len(head.lost) == 2)
+    assert sorted(how for _, how in head.lost) == [ISOLATED, SILENT], "the last one has nobody beside it"
+    assert head.lost[0][1] == ISOLATED
 
 
-def test_who_was_suspended_itself_blames_nobody_for_it(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "LAPSE_S", 0.6)
-    one = Other(head, "box1")
-    head.until(lambda: head.meeting.hosts, one)
+def test_a_suspended_coordinator_does_not_blame_others(
+    head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 0.6)
+    one = FakeNode(head, "box1")
+    head.poll_until(lambda: head.server.hosts, one)
     time.sleep(0.8)  # neither of them looked
-    head.meeting.look(time.monotonic())
-    one.end.look(time.monotonic())
-    assert not head.gone and not one.gone
+    head.server.poll(time.monotonic())
+    one.client.poll(time.monotonic())
+    assert not head.lost and not one.lost
     began_s = time.monotonic()
-    head.until(lambda: head.gone)
-    assert head.gone == [("box1", SILENT)] and time.monotonic() - began_s > 0.5
+    head.poll_until(lambda: head.lost)
+    assert head.lost == [("box1", SILENT)] and time.monotonic() - began_s > 0.5
 
 
-def test_whom_the_others_took_for_gone_meanwhile_says_so_of_itself(
-    head: Head, monkeypatch: pytest.MonkeyPatch
+def test_a_node_dropped_while_suspended_reports_its_suspension(
+    head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "LAPSE_S", 0.6)
-    one, two = Other(head, "box1"), Other(head, "box2")
-    head.until(lambda: head.meeting.is_complete, one, two)
-    one.end._peer.close()
+    monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 0.6)
+    one, two = FakeNode(head, "box1"), FakeNode(head, "box2")
+    head.poll_until(lambda: head.server.is_complete, one, two)
+    one.client._peer.close()
     time.sleep(0.8)
-    head.until(lambda: head.gone, two)
-    assert head.gone == [("box1", AWAY)]
+    head.poll_until(lambda: head.lost, two)
+    assert head.lost == [("box1", SUSPENDED)]
     time.sleep(0.7)
-    head.until(lambda: True, two)
-    two.end._peer.close()
-    head.until(lambda: len(head.gone) == 2)
-    assert head.gone[1] == ("box2", AWAY), "it was away again"
+    head.poll_until(lambda: True, two)
+    two.client._peer.close()
+    head.poll_until(lambda: len(head.lost) == 2)
+    assert head.lost[1] == ("box2", SUSPENDED), "it was away again"
 
 
-def test_one_that_is_stopped_and_let_go_on_blames_itself(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "LAPSE_S", 1.5)
-    near = Other(head, "near")
-    code = f"from rankdeck.launch import peers\npeers.LAPSE_S = 1.5\n{_FAR}"
+def test_a_stopped_and_continued_node_reports_its_suspension(
+    head: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "HEARTBEAT_TIMEOUT_S", 1.5)
+    near = FakeNode(head, "near")
+    code = f"from rankdeck.launch import peers\npeers.HEARTBEAT_TIMEOUT_S = 1.5\n{_NODE_CODE}"
     command = [sys.executable, "-uc", code, str(head.port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as far:
         try:
-            head.until(lambda: head.meeting.is_complete, near)
+            head.poll_until(lambda: head.server.is_complete, near)
             os.kill(far.pid, signal.SIGSTOP)
-            head.until(lambda: head.gone, near)
+            head.poll_until(lambda: head.lost, near)
             os.kill(far.pid, signal.SIGCONT)
-            assert far.stdout is not None and far.stdout.readline() == f"{AWAY}\n"
+            assert far.stdout is not None and far.stdout.readline() == f"{SUSPENDED}\n"
         finally:
             far.kill()

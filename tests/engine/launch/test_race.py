@@ -12,15 +12,15 @@ import pytest
 
 from rankdeck.base.errors import DeviceError, RankdeckError
 from rankdeck.base.files import lease_holder
-from rankdeck.cli.race import facts_of, save_winner
+from rankdeck.cli.race import race_facts, save_winner
 from rankdeck.config import load
-from rankdeck.launch.race import Racing
+from rankdeck.launch.race import RaceRunner
 from rankdeck.run.prediction import read_prediction
 from rankdeck.run.race import RaceEntry, entry_run, read_race
-from rankdeck.rundir import RaceDir, list_folder, list_races, list_runs
+from rankdeck.run_dir import RaceDir, list_folder, list_races, list_runs
 from tests.helpers.fake_racer import PEAK_BYTES
 from tests.helpers.processes import processes_of_run
-from tests.helpers.racing import UNSYNCED, UUIDS, asked, on_gpus, race, start_racer
+from tests.helpers.racing import UNSYNCED, UUIDS, fake_gpus, race_request, run_race, start_racer
 from tests.helpers.waiting import wait_until
 
 TINY = {
@@ -29,30 +29,33 @@ TINY = {
 }
 
 
-def test_a_race_whose_folder_is_removed_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RankdeckError) as caught, Racing(asked(tmp_path, ["single", "ddp"])) as racing:
+def test_a_race_with_a_removed_folder_reports_it(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RankdeckError) as caught,
+        RaceRunner(race_request(tmp_path, ["single", "ddp"])) as racing,
+    ):
         shutil.rmtree(tmp_path / "runs")
         racing.start(racing.race.entries[0])
     assert caught.value.code == "removed" and "because its folder was removed" in caught.value.message
 
 
-def test_a_race_holds_its_gpus_from_its_first_entry_to_its_last_and_goes_on_after_one_that_fails(
+def test_a_race_holds_its_gpus_throughout_and_continues_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = {"single": {"step_s": 0.2, "again_s": 0.21, "loss": 2.0}, "ddp": {"ends": "failing"}}
     monkeypatch.setenv("FAKE_RACE", json.dumps(fake))
-    what = asked(tmp_path, ["single", "ddp"], devices="gpu:0,1")
+    what = race_request(tmp_path, ["single", "ddp"], devices="gpu:0,1")
     told: list[tuple[str, list[str | None]]] = []
 
-    def see(racing: Racing, entry: RaceEntry) -> None:
+    def see(racing: RaceRunner, entry: RaceEntry) -> None:
         told.append((entry.label, [lease_holder(uuid) for uuid in UUIDS]))
         assert racing.folder.is_alive()
         if entry.number == 2:
-            with pytest.raises(DeviceError, match=racing.folder.name), Racing(what):
+            with pytest.raises(DeviceError, match=racing.folder.name), RaceRunner(what):
                 pass
 
-    with on_gpus():
-        racing = race(what, see)
+    with fake_gpus():
+        racing = run_race(what, see)
     held = [str(racing.folder.path)] * 2
     assert told == [("single", held), ("ddp", held), ("single", held)]
     assert [lease_holder(uuid) for uuid in UUIDS] == [None, None] and not racing.folder.is_alive()
@@ -77,8 +80,8 @@ def test_a_race_holds_its_gpus_from_its_first_entry_to_its_last_and_goes_on_afte
     # One row, and nothing beside it: neither entries nor what was refused meanwhile.
     assert [one.path for one in list_races(what.runs)] == [racing.folder.path]
     assert list_runs(what.runs) == [] == list_folder(what.runs)
-    assert facts_of(racing.folder, found)["path"] == str(racing.folder.path)
-    assert not racing.folder.asked.stat().st_mode & 0o077, "it may hold secrets"
+    assert race_facts(racing.folder, found)["path"] == str(racing.folder.path)
+    assert not racing.folder.request_file.stat().st_mode & 0o077, "it may hold secrets"
 
     save_winner(found, what.config, tmp_path / "winner.toml")
     saved = load(tmp_path / "winner.toml")
@@ -88,18 +91,18 @@ def test_a_race_holds_its_gpus_from_its_first_entry_to_its_last_and_goes_on_afte
     )
 
 
-def test_races_that_are_called_the_same_are_told_apart(tmp_path: Path) -> None:
-    first, again = (asked(tmp_path, ["single"], tables=TINY) for _ in range(2))
-    other = asked(tmp_path, ["single"], tables={**TINY, "train": {**TINY["train"], "seed": 3}})
+def test_races_with_the_same_title_get_different_titles(tmp_path: Path) -> None:
+    first, again = (race_request(tmp_path, ["single"], tables=TINY) for _ in range(2))
+    other = race_request(tmp_path, ["single"], tables={**TINY, "train": {**TINY["train"], "seed": 3}})
     titles = []
     for what in (first, again, other):
-        with Racing(what) as racing:
+        with RaceRunner(what) as racing:
             titles.append(racing.race.title)
     assert titles == ["Race · small", "Race · small #2", "Race · small · seed 3"]
     assert [one.name[15:-5] for one in list_races(what.runs)][:1] == ["-race-small-seed-3"]
 
 
-def test_a_killed_racer_leaves_no_process_no_lease_and_what_was_measured(
+def test_a_killed_racer_leaves_no_process_and_keeps_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = {"single": {"step_s": 0.2, "loss": 2.0}, "ddp": {"ends": "hanging"}}
@@ -120,8 +123,8 @@ def test_a_killed_racer_leaves_no_process_no_lease_and_what_was_measured(
 
 
 @pytest.mark.slow
-def test_ranks_whose_gradients_never_meet_are_told(tmp_path: Path) -> None:
-    racing = race(asked(tmp_path, ["single", "ddp"], worker=UNSYNCED, tables=TINY), most=2)
+def test_a_race_detects_ranks_without_gradient_sync(tmp_path: Path) -> None:
+    racing = run_race(race_request(tmp_path, ["single", "ddp"], worker=UNSYNCED, tables=TINY), max_entries=2)
     single, ddp = racing.race.entries
     assert single.state == ddp.state == "completed"
     assert single.agreement is not None and single.agreement.verdict == "reference"

@@ -16,10 +16,10 @@ from rankdeck.cli.race import stop_race
 from rankdeck.config import from_dict, load
 from rankdeck.launch import guard
 from rankdeck.launch.control import request_checkpoint
-from rankdeck.launch.resumable import check_resumable, title_of_next
-from rankdeck.launch.under_guard import NotResumableError
-from rankdeck.run.summarising import summarise
-from rankdeck.rundir import RunDir, add_attempt, create_race
+from rankdeck.launch.guard_launcher import NotResumableError
+from rankdeck.launch.resumable import check_resumable, next_title
+from rankdeck.run.summary_builder import summarize
+from rankdeck.run_dir import RunDir, add_attempt, create_race
 from tests.helpers.written_run import WrittenRun
 
 
@@ -27,8 +27,8 @@ from tests.helpers.written_run import WrittenRun
 def run(tmp_path: Path) -> RunDir:
     """One that was lost and has no checkpoint."""
     written = WrittenRun(tmp_path / "runs")
-    written.begin()
-    written.steps(0, 1, [1.0])
+    written.start()
+    written.write_steps(0, 1, [1.0])
     written.lose()
     (written.path / "guard.lock").touch()
     (written.path / "checkpoints" / "3").mkdir(parents=True)
@@ -41,27 +41,27 @@ def refusal(run: RunDir) -> NotResumableError:
     return caught.value
 
 
-def to_a_file(path: Path, elsewhere: Path) -> None:
+def link_to_file(path: Path, elsewhere: Path) -> None:
     path.symlink_to(elsewhere / "file")
 
 
-def to_a_folder(path: Path, elsewhere: Path) -> None:
+def link_to_folder(path: Path, elsewhere: Path) -> None:
     path.symlink_to(elsewhere)
 
 
-def to_nothing(path: Path, elsewhere: Path) -> None:
+def dangling_link(path: Path, elsewhere: Path) -> None:
     path.symlink_to(elsewhere / "none")
 
 
-def as_another_name(path: Path, elsewhere: Path) -> None:
+def hard_link(path: Path, elsewhere: Path) -> None:
     path.hardlink_to(elsewhere / "file")
 
 
-def as_a_pipe(path: Path, _elsewhere: Path) -> None:
+def named_pipe(path: Path, _elsewhere: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("put", [to_a_file, to_a_folder, to_nothing, as_another_name, as_a_pipe])
+@pytest.mark.parametrize("put", [link_to_file, link_to_folder, dangling_link, hard_link, named_pipe])
 @pytest.mark.parametrize(
     "name",
     [
@@ -73,7 +73,7 @@ def as_a_pipe(path: Path, _elsewhere: Path) -> None:
         "checkpoints/3/x",
     ],
 )
-def test_what_leads_elsewhere_is_refused(
+def test_resuming_a_run_with_foreign_links_is_refused(
     run: RunDir, tmp_path: Path, name: str, put: Callable[[Path, Path], None]
 ) -> None:
     elsewhere, path = tmp_path / "elsewhere", run.path / name
@@ -87,9 +87,9 @@ def test_what_leads_elsewhere_is_refused(
     assert "cp -rL" in str(error.problem.advice)
 
 
-@pytest.mark.parametrize("put", [to_a_file, to_a_folder, to_nothing, as_another_name, as_a_pipe])
+@pytest.mark.parametrize("put", [link_to_file, link_to_folder, dangling_link, hard_link, named_pipe])
 @pytest.mark.parametrize("name", ["requests", "requests/save.request"])
-def test_nothing_elsewhere_changes_because_a_living_run_is_asked_to_save(
+def test_a_save_request_writes_nothing_through_links(
     run: RunDir, tmp_path: Path, name: str, put: Callable[[Path, Path], None]
 ) -> None:
     elsewhere, path = tmp_path / "elsewhere", run.path / name
@@ -107,7 +107,7 @@ def test_nothing_elsewhere_changes_because_a_living_run_is_asked_to_save(
     assert (elsewhere / "file").stat().st_mtime == 1
 
 
-def test_a_living_run_is_asked_by_a_file_where_there_is_no_socket(run: RunDir) -> None:
+def test_a_run_without_a_socket_gets_a_save_request_file(run: RunDir) -> None:
     lock = guard.lock(str(run.path / "guard.lock"), "")
     request_checkpoint(run)
     request_checkpoint(run)
@@ -119,17 +119,17 @@ def test_a_living_run_is_asked_by_a_file_where_there_is_no_socket(run: RunDir) -
     os.close(lock)
 
 
-def test_nothing_elsewhere_changes_because_a_race_is_asked_to_stop(tmp_path: Path) -> None:
+def test_a_stop_request_of_a_race_writes_nothing_through_links(tmp_path: Path) -> None:
     race = create_race(tmp_path / "runs", "some", "")
     race.stop_request.symlink_to(tmp_path / "theirs")
     with pytest.raises(ConfigError, match="a link to"):
-        stop_race(race, within_s=0)
+        stop_race(race, timeout_s=0)
     assert not (tmp_path / "theirs").exists()
     race.stop_request.unlink()
-    assert stop_race(race, within_s=0) and race.stop_request.exists()
+    assert stop_race(race, timeout_s=0) and race.stop_request.exists()
 
 
-def test_what_is_its_own_is_not(run: RunDir, tmp_path: Path) -> None:
+def test_links_that_belong_to_the_run_are_accepted(run: RunDir, tmp_path: Path) -> None:
     """A run's own folder may be a link, its guard may have left a socket, and its weights another name."""
     (run.path / "weights.safetensors").write_bytes(b"")
     (tmp_path / "kept.safetensors").hardlink_to(run.path / "weights.safetensors")
@@ -146,14 +146,12 @@ def test_what_is_its_own_is_not(run: RunDir, tmp_path: Path) -> None:
         ("the good one", "the good one"),
     ],
 )
-def test_a_run_is_called_after_the_strategy_that_it_goes_on_with(
-    tmp_path: Path, called: str, becomes: str
-) -> None:
+def test_a_resumed_run_is_named_after_its_new_strategy(tmp_path: Path, called: str, becomes: str) -> None:
     tables = {"name": "", "strategy": {"use": "dp"}}
     run = WrittenRun(tmp_path / "runs", called, tables).dir
     (run.path / "environment.json").write_text(json.dumps({"title": called, "devices": [{}] * 4}))
     other = from_dict({**run.config().to_dict(), "strategy": {"use": "ddp"}}, folder=tmp_path)
-    assert title_of_next(run, other, 4) == becomes
-    assert title_of_next(run, run.config(), 4) == called == run.title
+    assert next_title(run, other, 4) == becomes
+    assert next_title(run, run.config(), 4) == called == run.title
     add_attempt(run, other, {"title": becomes})
-    assert run.title == becomes and summarise(run).facts()["title"] == becomes
+    assert run.title == becomes and summarize(run).facts()["title"] == becomes

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.errors import Problem
-from rankdeck.diagnose.hang import OTHER_S, STEP_S
+from rankdeck.diagnose.hang import PHASE_WARNING_S, STEP_WARNING_S
 from rankdeck.launch.control import request_stop
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 from tests.helpers import launching
-from tests.helpers.scripts import finished, launch_script
+from tests.helpers.scripts import launch_script, wait_for_script_end
 from tests.helpers.waiting import wait_until
 
 _OBSERVED = str(Path(__file__).parents[2] / "helpers" / "observed.py")
@@ -19,14 +19,14 @@ _OBSERVED = str(Path(__file__).parents[2] / "helpers" / "observed.py")
 
 def _warning(run: RunDir) -> Problem:
     (problem,) = wait_until(
-        lambda: launching.problems(run, "warning"), deadline_s=STEP_S + 10, what="a warning"
+        lambda: launching.read_problems(run, "warning"), deadline_s=STEP_WARNING_S + 10, what="a warning"
     )
-    assert run.end() is None, "the script goes on"
+    assert run.exit_record() is None, "the script goes on"
     return problem
 
 
 @pytest.mark.slow
-def test_whoever_stands_still_is_told_with_its_line_and_whoever_works_is_not(tmp_path: Path) -> None:
+def test_a_hang_names_the_lines_of_waiting_ranks_only(tmp_path: Path) -> None:
     """All at once, because each takes the patience that a script is given."""
     arguments = {
         "behind": ["0:12:hangs", "1:10:sleeps"],
@@ -52,20 +52,20 @@ def test_whoever_stands_still_is_told_with_its_line_and_whoever_works_is_not(tmp
     for run in runs.values():
         request_stop(run)
     for name, run in runs.items():
-        assert finished(run)[0].outcome == "stopped"
-        assert len(launching.problems(run, "warning")) == (name in ("behind", "left", "alone"))
+        assert wait_for_script_end(run)[0].outcome == "stopped"
+        assert len(launching.read_problems(run, "warning")) == (name in ("behind", "left", "alone"))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_script_that_tells_nothing_is_not_suspected(tmp_path: Path, ranks: int) -> None:
+def test_a_script_without_events_is_not_suspected(tmp_path: Path, ranks: int) -> None:
     """No heartbeat at all: it may be anything."""
     run = launch_script(tmp_path, "print('hello')", ranks=ranks)
-    assert finished(run)[0].outcome == "completed"
-    assert not launching.problems(run, "warning")
+    assert wait_for_script_end(run)[0].outcome == "completed"
+    assert not launching.read_problems(run, "warning")
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_suspended_before_it_has_begun_is_told(tmp_path: Path) -> None:
+def test_a_rank_suspended_at_start_is_reported(tmp_path: Path) -> None:
     """It has imported nothing yet that could be observed."""
     early = "import os, signal\nif os.environ.get('RANK') == '1':\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
     alone = "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n"
@@ -76,9 +76,11 @@ def test_a_rank_that_is_suspended_before_it_has_begun_is_told(tmp_path: Path) ->
     ]
     for run in runs:
         (told,) = wait_until(
-            lambda run=run: launching.problems(run, "warning"), deadline_s=OTHER_S + 20, what="a warning"
+            lambda run=run: launching.read_problems(run, "warning"),
+            deadline_s=PHASE_WARNING_S + 20,
+            what="a warning",
         )
         assert told.code == "rank-suspended" and "at its very start, suspended" in told.message
         request_stop(run)
     for run in runs:
-        assert finished(run)[0].outcome == "stopped"
+        assert wait_for_script_end(run)[0].outcome == "stopped"

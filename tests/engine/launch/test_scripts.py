@@ -19,22 +19,22 @@ import pytest
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.files import read_text
-from rankdeck.compare.figures import read
-from rankdeck.compare.naming import RunAt
-from rankdeck.compare.page import report_of
+from rankdeck.compare.page import render_report
+from rankdeck.compare.run_metrics import load_run
+from rankdeck.compare.run_ref import RunRef
 from rankdeck.launch.control import NotRunningError, request_stop, send_signal
-from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.start import run_again
-from rankdeck.launch.streams import Attached
-from rankdeck.launch.torchrun import INJECTED
-from rankdeck.observer import title
-from rankdeck.rundir import RunDir
+from rankdeck.launch.processes import kill_leftovers
+from rankdeck.launch.start import rerun
+from rankdeck.launch.streams import AttachedStreams
+from rankdeck.launch.torchrun import INJECT_FOLDER
+from rankdeck.observer import process_title
+from rankdeck.run_dir import RunDir
 from tests.helpers import launching
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.checkout import PRODUCT_AND_TESTS
+from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.processes import processes_of_run
 from tests.helpers.script_python import PYTHON
-from tests.helpers.scripts import finished, launch_script, log, read_all, script_config
-from tests.helpers.tree import PRODUCT_AND_TESTS
+from tests.helpers.scripts import launch_script, log, read_all, script_config, wait_for_script_end
 from tests.helpers.waiting import wait_until
 
 _DUMP = """
@@ -46,19 +46,19 @@ with open(f"facts-{sys.argv[1]}-{os.environ.get('RANK', 0)}.json", "w") as file:
 """
 
 
-def _facts(folder: Path, name: str, rank: int) -> dict[str, Any]:
+def _read_facts(folder: Path, name: str, rank: int) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads((folder / f"facts-{name}-{rank}.json").read_text(encoding="utf-8"))
     return facts
 
 
-def test_secrets_are_passed_on_and_shown_nowhere(tmp_path: Path) -> None:
+def test_secrets_reach_the_script_and_are_shown_nowhere(tmp_path: Path) -> None:
     secret = "S3cretOfMine"
     run = launch_script(
         tmp_path, _DUMP, args=["ours", "--hf-token", secret, f"--password={secret}"], plain=True,
         environment={"HUB_TOKEN": secret},
     )  # fmt: skip
-    finished(run)
-    facts = _facts(tmp_path, "ours", 0)
+    wait_for_script_end(run)
+    facts = _read_facts(tmp_path, "ours", 0)
     assert facts["argv"][2:] == ["--hf-token", secret, f"--password={secret}"]
     assert facts["environment"]["HUB_TOKEN"] == secret
     assert run.path.stat().st_mode & 0o777 == 0o700
@@ -70,24 +70,24 @@ def test_secrets_are_passed_on_and_shown_nowhere(tmp_path: Path) -> None:
         ("show", run.path, "--json"),
         ("export", run.path, "-", "--to", "json"),
     ):
-        assert secret not in rankdeck_here(*command, code=0).out
-    again = run_again(run, detach=True, command_line=["rankdeck", f"--password={secret}"], started=0.0)
-    finished(again)
+        assert secret not in rankdeck_in_process(*command, exit_code=0).out
+    again = rerun(run, detach=True, command_line=["rankdeck", f"--password={secret}"], started=0.0)
+    wait_for_script_end(again)
     assert again.script() == run.script()
     assert secret not in (again.path / "environment.json").read_text()
-    assert secret not in report_of(read(RunAt(again.path)), "step")
+    assert secret not in render_report(load_run(RunRef(again.path)), "step")
 
 
 @pytest.mark.parametrize(
     ("ranks", "plain"), [(1, True), pytest.param(1, False, marks=pytest.mark.slow), (2, False)]
 )
-def test_a_script_sees_what_it_sees_under_python_or_torchrun(
+def test_a_script_has_the_environment_of_python_or_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, plain: bool
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setenv("MINE", "stays\udcff")
     run = launch_script(tmp_path, _DUMP, args=["ours", "--x"], ranks=ranks, plain=plain, observe="light")
-    end, status = finished(run)
+    end, status = wait_for_script_end(run)
     assert (end.outcome, end.exit_code, status) == ("completed", 0, 0)
     command = [PYTHON, "-u"]
     if not plain:
@@ -106,13 +106,13 @@ def test_a_script_sees_what_it_sees_under_python_or_torchrun(
     )
     assert done.returncode == 0, done.stderr
     for rank in range(ranks):
-        ours, theirs = _facts(tmp_path, "ours", rank), _facts(tmp_path, "theirs", rank)
+        ours, theirs = _read_facts(tmp_path, "ours", rank), _read_facts(tmp_path, "theirs", rank)
         assert ours["argv"].pop(1) == "ours" and theirs["argv"].pop(1) == "theirs"
         assert ours["flags"].pop(2) == "ours" and theirs["flags"].pop(2) == "theirs"
         mine, alone = ours.pop("environment"), theirs.pop("environment")
         assert ours == theirs
         path = mine.pop("PYTHONPATH").partition(":")
-        assert path[0] == str(INJECTED) and path[2] == alone.pop("PYTHONPATH")
+        assert path[0] == str(INJECT_FOLDER) and path[2] == alone.pop("PYTHONPATH")
         for name in () if plain else ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE"):
             assert mine.pop(name) and alone.pop(name)
         told = {name: mine.pop(name) for name in list(mine) if name.startswith("RANKDECK_")}
@@ -135,18 +135,20 @@ def _free_port() -> int:
     return port
 
 
-def test_a_script_that_is_not_observed_finds_nothing_on_its_path(tmp_path: Path) -> None:
-    finished(launch_script(tmp_path, _DUMP, args=["ours"], environment={"PYTHONPATH": "/mine", "A": "b"}))
-    environment = _facts(tmp_path, "ours", 0)["environment"]
+def test_an_unobserved_script_has_no_observer_on_its_path(tmp_path: Path) -> None:
+    wait_for_script_end(
+        launch_script(tmp_path, _DUMP, args=["ours"], environment={"PYTHONPATH": "/mine", "A": "b"})
+    )
+    environment = _read_facts(tmp_path, "ours", 0)["environment"]
     assert environment["PYTHONPATH"] == "/mine" and environment["A"] == "b"
     assert "RANKDECK_OBSERVE" not in environment
 
 
-def test_named_devices_are_all_that_a_script_sees(tmp_path: Path) -> None:
+def test_a_script_sees_only_the_named_devices(tmp_path: Path) -> None:
     run = launch_script(tmp_path, _DUMP, args=["ours"], devices="cpu:2", ranks=2)
-    finished(run)
+    wait_for_script_end(run)
     for rank in (0, 1):
-        assert _facts(tmp_path, "ours", rank)["environment"]["CUDA_VISIBLE_DEVICES"] == ""
+        assert _read_facts(tmp_path, "ours", rank)["environment"]["CUDA_VISIBLE_DEVICES"] == ""
     started = next(event for _, event in launching.all_events(run) if isinstance(event, events.RunStarted))
     assert (started.source, started.world_size, started.strategy) == ("script", 2, None)
     assert [device.name for device in started.devices] == ["CPU 0", "CPU 1"]
@@ -161,20 +163,20 @@ if os.environ["RANK"] == "0":
 """
 
 
-def test_bytes_pass_through_pipes_and_stay_in_the_logs(tmp_path: Path) -> None:
+def test_streams_are_piped_unchanged_and_logged(tmp_path: Path) -> None:
     """Output, errors and input: each stream whole and in order, without a line feed at its end."""
     ends = [os.pipe() for _ in range(3)]
     os.write(ends[0][1], b"typed\x00\xff")
     os.close(ends[0][1])
-    attached = Attached(ends[0][0], ends[1][1], ends[2][1])
+    attached = AttachedStreams(ends[0][0], ends[1][1], ends[2][1])
     run = launch_script(tmp_path, _BYTES, attached=attached, detach=False)
-    for end in attached.handles():
+    for end in attached.fds():
         os.close(end)
     out = read_all(ends[1][0])
     err = read_all(ends[2][0])
     assert out == bytes(range(256)) * 300 + b"\r\n\rhalf" + b"typed\x00\xff"
     assert err == b"\xff\x00 bar 10%\rbar 20%"
-    assert finished(run)[1] == 0
+    assert wait_for_script_end(run)[1] == 0
     assert (log(run), log(run, kind="err")) == (out, err)
     for end in (ends[1][0], ends[2][0]):
         os.close(end)
@@ -194,12 +196,12 @@ except KeyboardInterrupt:
 """
 
 
-def test_where_the_command_has_a_terminal_its_script_has_one(tmp_path: Path) -> None:
+def test_a_script_has_a_terminal_where_the_command_has_one(tmp_path: Path) -> None:
     """Size and its changes, typed lines, Ctrl-C; line feeds are turned by the command's terminal alone."""
     master, slave = os.openpty()
     _set_columns(slave, 91)
     keys_end, keys = os.pipe()
-    attached = Attached(stdin=slave, stdout=slave, stderr=slave, keyboard=keys_end)
+    attached = AttachedStreams(stdin=slave, stdout=slave, stderr=slave, keyboard=keys_end)
     run = launch_script(tmp_path, _TERMINAL, attached=attached, detach=False)
     os.close(keys_end)
     seen = bytearray()
@@ -213,7 +215,7 @@ def test_where_the_command_has_a_terminal_its_script_has_one(tmp_path: Path) -> 
     send_signal(run, signal.SIGWINCH)
     shown(b"now 120\n")
     os.write(keys, b"\x03")
-    end, status = finished(run)
+    end, status = wait_for_script_end(run)
     assert (end.outcome, status) == ("failed", 7)
     os.close(slave)
     reader.join(5)
@@ -228,20 +230,20 @@ def _set_columns(terminal: int, columns: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
 
 
-def test_a_reader_that_is_slow_or_gone_ends_no_rank(tmp_path: Path) -> None:
+def test_a_slow_or_missing_reader_does_not_end_a_rank(tmp_path: Path) -> None:
     """What is written beyond what a pipe holds waits for the reader; without one the log goes on."""
     source = (
         "import os, sys\nfor n in range(200): os.write(1, b'x' * 4999 + b'\\n')\nos.write(2, b'through')\n"
     )
     read_end, write_end = os.pipe()
-    run = launch_script(tmp_path, source, attached=Attached(None, write_end, None), detach=False)
+    run = launch_script(tmp_path, source, attached=AttachedStreams(None, write_end, None), detach=False)
     os.close(write_end)
     # A pipe has 16 pages, of which a write of 5,000 bytes may take two.
     wait_until(lambda: len(log(run)) >= 40_000)
-    assert not run.end() and b"through" not in log(run, kind="err")
+    assert not run.exit_record() and b"through" not in log(run, kind="err")
     assert len(os.read(read_end, 100)) == 100
     os.close(read_end)
-    assert finished(run)[1] == 0
+    assert wait_for_script_end(run)[1] == 0
     assert len(log(run)) == 1_000_000
 
 
@@ -263,10 +265,10 @@ def test_a_reader_that_is_slow_or_gone_ends_no_rank(tmp_path: Path) -> None:
         ("x = = 1", 1, "The script raised SyntaxError: invalid syntax ("),
     ],
 )
-def test_a_status_is_the_scripts_own(tmp_path: Path, source: str, status: int, words: str) -> None:
-    end, own = finished(run := launch_script(tmp_path, source))
+def test_the_exit_status_is_the_scripts(tmp_path: Path, source: str, status: int, words: str) -> None:
+    end, own = wait_for_script_end(run := launch_script(tmp_path, source))
     assert (end.outcome, end.exit_code, own) == ("failed", 1, status)
-    (problem,) = launching.problems(run)
+    (problem,) = launching.read_problems(run)
     assert problem.message.startswith(words) and problem.rank is None
     assert end.reason == problem.headline()
     if problem.code == "rank-exception":
@@ -282,10 +284,10 @@ time.sleep(600)
 """
 
 
-def test_the_rank_that_raises_is_named_and_the_others_end(tmp_path: Path) -> None:
-    end, status = finished(run := launch_script(tmp_path, _ONE_RAISES, ranks=3))
+def test_the_failing_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
+    end, status = wait_for_script_end(run := launch_script(tmp_path, _ONE_RAISES, ranks=3))
     assert (end.outcome, status) == ("failed", 1)
-    (problem,) = launching.problems(run)
+    (problem,) = launching.read_problems(run)
     assert (problem.rank, problem.line) == (1, 4)
     assert problem.headline() == f"rank 1 raised ValueError: bad batch ({tmp_path / 'train.py'}, line 4)"
 
@@ -305,10 +307,10 @@ for _ in range(3):
 """
 
 
-def test_parameters_without_a_gradient_are_called_by_their_names(tmp_path: Path) -> None:
-    _, status = finished(run := launch_script(tmp_path, _ONE_IS_SPARE, ranks=1, observe="light"))
+def test_parameters_without_a_gradient_are_named(tmp_path: Path) -> None:
+    _, status = wait_for_script_end(run := launch_script(tmp_path, _ONE_IS_SPARE, ranks=1, observe="light"))
     assert status == 1
-    (problem,) = launching.problems(run)
+    (problem,) = launching.read_problems(run)
     assert problem.code == "unused-parameters" and problem.advice is not None
     assert problem.advice.startswith(
         "These took no part in the loss: spare.bias, spare.weight. Pass find_unused"
@@ -317,10 +319,10 @@ def test_parameters_without_a_gradient_are_called_by_their_names(tmp_path: Path)
     assert seen.path is not None and seen.line and (run.path / seen.path).is_file()
 
 
-def test_a_script_that_knows_no_local_rank_is_told_of_the_environment(tmp_path: Path) -> None:
+def test_a_script_without_local_rank_gets_advice_on_the_environment(tmp_path: Path) -> None:
     source = "import argparse; argparse.ArgumentParser().parse_args(['--local-rank=0'])"
-    finished(run := launch_script(tmp_path, source))
-    (problem,) = launching.problems(run)
+    wait_for_script_end(run := launch_script(tmp_path, source))
+    (problem,) = launching.read_problems(run)
     assert problem.code == "unknown-rank-option" and "LOCAL_RANK" in (problem.advice or "")
 
 
@@ -337,8 +339,8 @@ time.sleep(600)
 """
 
 
-def test_a_traceback_that_a_rank_survives_is_no_cause(tmp_path: Path) -> None:
-    end, status = finished(launch_script(tmp_path, _ONE_SURVIVES, ranks=2))
+def test_a_handled_traceback_is_not_the_cause(tmp_path: Path) -> None:
+    end, status = wait_for_script_end(launch_script(tmp_path, _ONE_SURVIVES, ranks=2))
     assert (end.outcome, status, end.reason) == ("failed", 4, "train.py exited with 4 (rank 1).")
 
 
@@ -351,10 +353,10 @@ raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [
 """
 
 
-def test_a_rank_that_left_with_status_0_is_the_cause_of_a_lost_connection(tmp_path: Path) -> None:
-    end, status = finished(run := launch_script(tmp_path, _ONE_LEAVES, ranks=2))
+def test_a_rank_that_exits_with_0_is_the_cause_of_lost_connections(tmp_path: Path) -> None:
+    end, status = wait_for_script_end(run := launch_script(tmp_path, _ONE_LEAVES, ranks=2))
     assert (end.outcome, status) == ("failed", 1)
-    (problem,) = launching.problems(run)
+    (problem,) = launching.read_problems(run)
     assert (problem.code, problem.rank) == ("rank-left", 1)
     assert problem.headline() == "rank 1 exited with status 0, while others still waited for it."
 
@@ -367,17 +369,17 @@ sys.exit(0 if count == "2" else 5)
 """
 
 
-def test_a_script_that_fails_begins_again_as_often_as_it_may(
+def test_a_failing_script_restarts_up_to_max_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
-    end, status = finished(run := launch_script(tmp_path, _FAILS_TWICE, max_restarts=3))
+    end, status = wait_for_script_end(run := launch_script(tmp_path, _FAILS_TWICE, max_restarts=3))
     assert (end.outcome, status) == ("completed", 0)
     written = [log(run, attempt=attempt).split()[:2] for attempt in (0, 1, 2)]
     assert written == [[b"0", b"None"], [b"1", b"None"], [b"2", b"None"]], (
         "each attempt has the same variables"
     )
-    told = launching.problems(run, "warning")
+    told = launching.read_problems(run, "warning")
     assert [problem.code for problem in told] == ["restarted", "restarted"]
     assert told[0].message == "train.py exited with 5. The script begins again (restart 1 of 3)."
 
@@ -388,12 +390,14 @@ sys.exit(5 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else int(sys.argv[
 """
 
 
-def test_a_run_ends_for_the_reason_of_its_last_attempt(tmp_path: Path) -> None:
-    end, _ = finished(launch_script(tmp_path, _FAILS_FIRST, args=["0"], max_restarts=1))
+def test_the_run_ends_with_the_reason_of_its_last_attempt(tmp_path: Path) -> None:
+    end, _ = wait_for_script_end(launch_script(tmp_path, _FAILS_FIRST, args=["0"], max_restarts=1))
     assert (end.outcome, end.reason) == ("completed", None)
-    end, status = finished(run := launch_script(tmp_path, _FAILS_FIRST, args=["7"], max_restarts=1))
+    end, status = wait_for_script_end(
+        run := launch_script(tmp_path, _FAILS_FIRST, args=["7"], max_restarts=1)
+    )
     assert (end.outcome, end.reason, status) == ("failed", "train.py exited with 7.", 7)
-    assert [problem.headline() for problem in launching.problems(run)] == [end.reason]
+    assert [problem.headline() for problem in launching.read_problems(run)] == [end.reason]
 
 
 _FAILS_BESIDE = """
@@ -419,24 +423,24 @@ while True:
 """
 
 
-def test_a_stop_right_after_a_failure_hides_no_cause(tmp_path: Path) -> None:
+def test_a_stop_after_a_failure_keeps_the_cause(tmp_path: Path) -> None:
     run = launch_script(tmp_path, _FAILS_BESIDE, args=["abort"], ranks=2)
     (tmp_path / "may-end").touch()
     wait_until(lambda: log(run, 1).endswith(b"\n") and not Path(f"/proc/{int(log(run, 1))}").exists())
     request_stop(run)
-    end, status = finished(run)
+    end, status = wait_for_script_end(run)
     assert (end.outcome, status) == ("failed", 128 + signal.SIGABRT)
     assert "SIGABRT" in str(end.reason)
 
 
-def test_what_is_stopped_while_it_ends_after_a_failure_does_not_begin_again(tmp_path: Path) -> None:
+def test_stopping_a_failed_script_prevents_its_restart(tmp_path: Path) -> None:
     run = launch_script(tmp_path, _FAILS_BESIDE, args=["exit"], ranks=2, max_restarts=3)
     wait_until(lambda: log(run, 0) == b"asked\n")
     request_stop(run)
     (tmp_path / "may-end").touch()
-    end, status = finished(run)
+    end, status = wait_for_script_end(run)
     assert (end.outcome, status) == ("failed", 5) and "exited with 5" in str(end.reason)
-    assert run.next_attempt() == 1 and launching.problems(run, "warning") == []
+    assert run.next_attempt() == 1 and launching.read_problems(run, "warning") == []
 
 
 _SAVES = """
@@ -462,30 +466,30 @@ with open("/proc/self/comm") as comm, open("/proc/self/cmdline", "rb") as cmdlin
 
 
 @pytest.mark.parametrize(("observe", "ranks"), [("light", 2), ("none", 1)])
-def test_a_scripts_rank_is_known_by_name_and_its_arguments_stay(
+def test_rank_processes_of_a_script_are_named_and_keep_their_arguments(
     tmp_path: Path, observe: str, ranks: int
 ) -> None:
     run = launch_script(tmp_path, _TELLS_ITS_NAMES, args=["a"], ranks=ranks, observe=observe)
-    assert finished(run)[1] == 0
-    name = title.told_name(str(run.path))
+    assert wait_for_script_end(run)[1] == 0
+    name = process_title.short_run_name(str(run.path))
     for rank in range(ranks):
         said = log(run, rank).decode()
         assert "| [b'train.py', b'a'] | ['train.py', 'a']" in said
         assert said.startswith(f"rank {rank}/{ranks} {name}"[:15].rstrip()) == (observe == "light"), said
 
 
-def test_a_stop_lets_the_script_save_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_stopped_script_may_save_and_leaves_no_process(tmp_path: Path) -> None:
     run = launch_script(tmp_path, _SAVES, ranks=2)
     wait_until(lambda: log(run, 0) == log(run, 1) == b"ready\n")
     request_stop(run)
-    end, status = finished(run)
+    end, status = wait_for_script_end(run)
     assert (end.outcome, end.exit_code, status) == ("stopped", 130, 0)
     assert log(run, 1) == b"ready\nsaved\n" and not processes_of_run(run.path)
     with pytest.raises(NotRunningError):
         send_signal(run, signal.SIGUSR1)
 
 
-_DEAF = """
+_IGNORES_SIGNALS = """
 import signal, time
 signal.signal(signal.SIGTERM, lambda *_: print("no", flush=True))
 print("ready", flush=True)
@@ -495,13 +499,13 @@ while True:
 
 
 def test_a_second_stop_does_not_wait(tmp_path: Path) -> None:
-    run = launch_script(tmp_path, _DEAF)
+    run = launch_script(tmp_path, _IGNORES_SIGNALS)
     wait_until(lambda: log(run) == b"ready\n")
     request_stop(run)
     wait_until(lambda: log(run) == b"ready\nno\n")
-    assert run.end() is None
+    assert run.exit_record() is None
     request_stop(run)
-    assert launching.ended(run, 5).outcome == "stopped"
+    assert launching.wait_for_exit_record(run, 5).outcome == "stopped"
 
 
 _SIGNALLED = """
@@ -516,7 +520,7 @@ while True:
 """
 
 
-def test_signals_are_the_scripts(tmp_path: Path) -> None:
+def test_signals_are_forwarded_to_the_script(tmp_path: Path) -> None:
     """One that it handles is heard by every rank; one that it does not ends it as asked for."""
     run = launch_script(tmp_path, _SIGNALLED, ranks=2)
     wait_until(lambda: log(run, 0) == log(run, 1) == b"ready\n")
@@ -525,12 +529,12 @@ def test_signals_are_the_scripts(tmp_path: Path) -> None:
         heard = number.name.encode() + b"\n"
         wait_until(lambda heard=heard: all(log(run, rank).endswith(heard) for rank in (0, 1)))
     send_signal(run, signal.SIGINT)
-    end, status = finished(run)
+    end, status = wait_for_script_end(run)
     assert (end.outcome, end.exit_code, status) == ("stopped", 130, 130)
-    assert not launching.problems(run)
+    assert not launching.read_problems(run)
 
 
-def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> None:
+def test_a_script_that_cannot_start_is_refused_first(tmp_path: Path) -> None:
     def refused(error: type[Exception], **table: Any) -> str:
         with pytest.raises(error) as caught:
             launch_script(tmp_path, "", **table)
@@ -546,21 +550,21 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
     assert "no interpreter /no/python" in refused(MachineError, python="/no/python")
 
 
-def test_a_module_and_a_program_run_as_they_are(tmp_path: Path) -> None:
+def test_a_module_or_a_program_runs_as_a_script(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "main.py").write_text("import sys; print(__name__, sys.argv[1:])")
     run = launch_script(tmp_path, "", kind="module", run="package.main", args=["1"])
-    finished(run)
+    wait_for_script_end(run)
     assert log(run) == b"__main__ ['1']\n"
     program = launch_script(tmp_path, "", kind="program", run="sh", args=["-c", "echo $RANK of $WORLD_SIZE"])
-    finished(program)
+    wait_for_script_end(program)
     assert log(program) == b"0 of 1\n"
-    again = run_again(program, detach=True, command_line=["rankdeck", "resume"], started=0.0)
-    finished(again)
+    again = rerun(program, detach=True, command_line=["rankdeck", "resume"], started=0.0)
+    wait_for_script_end(again)
     assert again.path != program.path and log(again) == b"0 of 1\n"
 
 
-def test_a_script_that_is_its_own_launcher_is_found_by_nobody_afterwards(tmp_path: Path) -> None:
+def test_a_daemonized_script_ends_with_the_run(tmp_path: Path) -> None:
     """A process that leaves its session lives as long as the run."""
     source = """
     import os, subprocess, sys
@@ -569,20 +573,20 @@ def test_a_script_that_is_its_own_launcher_is_found_by_nobody_afterwards(tmp_pat
     print(left.pid)
     """
     run = launch_script(tmp_path, source)
-    assert finished(run)[1] == 0
+    assert wait_for_script_end(run)[1] == 0
     assert not processes_of_run(run.path)
-    (told,) = launching.problems(run, "warning")
+    (told,) = launching.read_problems(run, "warning")
     assert told.message.startswith("The script left 1 process behind, ended with the run: python")
     assert told.message.endswith(f" ({int(log(run))}).") and told.code == "left-behind"
 
 
-def test_what_is_about_to_end_is_not_left_behind(tmp_path: Path) -> None:
+def test_processes_about_to_exit_are_not_reported_as_orphans(tmp_path: Path) -> None:
     source = """
     import subprocess
     subprocess.Popen(["sleep", "0.3"], start_new_session=True)
     """
     run = launch_script(tmp_path, source)
-    assert finished(run)[1] == 0 and not launching.problems(run, "warning")
+    assert wait_for_script_end(run)[1] == 0 and not launching.read_problems(run, "warning")
 
 
 def test_the_supervisor_of_a_script_never_imports_torch(tmp_path: Path) -> None:
@@ -594,24 +598,24 @@ def test_the_supervisor_of_a_script_never_imports_torch(tmp_path: Path) -> None:
     assert done.stdout == "set()\n"
 
 
-def test_a_copy_of_the_output_goes_where_torchrun_would_put_it(tmp_path: Path) -> None:
+def test_logs_are_copied_to_the_torchrun_log_dir(tmp_path: Path) -> None:
     run = launch_script(tmp_path, "print('hello')", log_folder="logs")
-    finished(run)
+    wait_for_script_end(run)
     assert (tmp_path / "logs" / run.name / "attempt_0" / "0" / "stdout.log").read_bytes() == b"hello\n"
 
 
-def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+def test_a_used_port_is_reported(tmp_path: Path) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         run = launch_script(tmp_path, "print('hello')", master_port=server.getsockname()[1])
-        end, status = finished(run)
+        end, status = wait_for_script_end(run)
     assert (end.outcome, end.exit_code, status) == ("failed", 3, None)
     assert "cannot be used" in (end.reason or "")
     assert script_config(tmp_path, "").script.master_port is None
 
 
-_DEAF_WITH_HELPERS = """
+_IGNORES_SIGNALS_WITH_HELPERS = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -621,7 +625,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "guard", "command"])
-def test_whoever_is_killed_nothing_of_a_script_is_left(tmp_path: Path, victim: str) -> None:
+def test_killing_any_process_leaves_nothing_of_a_script(tmp_path: Path, victim: str) -> None:
     """Its ranks, what they have started, and the process that hosts their store."""
     if victim == "command":
         code = (
@@ -630,7 +634,7 @@ def test_whoever_is_killed_nothing_of_a_script_is_left(tmp_path: Path, victim: s
             "print(run.path, flush=True); signal.pause()"
         )
         # What ignores a stop is killed after its grace; here it ends at once.
-        source = _DEAF_WITH_HELPERS.replace("signal.SIG_IGN", "signal.SIG_DFL")
+        source = _IGNORES_SIGNALS_WITH_HELPERS.replace("signal.SIG_IGN", "signal.SIG_DFL")
         with subprocess.Popen(
             [sys.executable, "-P", "-c", code, str(tmp_path), source],
             stdout=subprocess.PIPE,
@@ -642,23 +646,23 @@ def test_whoever_is_killed_nothing_of_a_script_is_left(tmp_path: Path, victim: s
             wait_until(lambda: log(run, 0) == log(run, 1) == b"ready\n")
             command.kill()
     else:
-        run = launch_script(tmp_path, _DEAF_WITH_HELPERS, ranks=2)
+        run = launch_script(tmp_path, _IGNORES_SIGNALS_WITH_HELPERS, ranks=2)
         wait_until(lambda: log(run, 0) == log(run, 1) == b"ready\n")
         pid = launching.guard_pid(run) if victim == "guard" else launching.supervisor_pid(run)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
     if victim == "guard":
         wait_until(lambda: not run.is_alive())
-        wait_until(lambda: end_leftovers() or not processes_of_run(run.path))
+        wait_until(lambda: kill_leftovers() or not processes_of_run(run.path))
         launching.wait_until_gone(run)
         assert run.outcome() == "lost"
         return
-    end = launching.ended(run)
+    end = launching.wait_for_exit_record(run)
     launching.wait_until_gone(run)
     assert end.outcome == {"supervisor": "failed", "command": "stopped"}[victim]
 
 
-_MEETS = """
+_USES_RENDEZVOUS = """
 import os, sys
 import torch.distributed as dist
 
@@ -674,7 +678,7 @@ dist.destroy_process_group()
     ("plain", "options"),
     [(False, ("--master-port", "PORT")), pytest.param(True, ("--standalone",), marks=pytest.mark.slow)],
 )
-def test_torchrun_inside_of_a_script_hosts_where_its_ranks_meet(
+def test_torchrun_inside_a_script_hosts_its_rendezvous(
     tmp_path: Path, plain: bool, options: tuple[str, ...]
 ) -> None:
     given = " ".join(options).replace("PORT", str(_free_port()))
@@ -682,8 +686,14 @@ def test_torchrun_inside_of_a_script_hosts_where_its_ranks_meet(
         f"{PYTHON} -m torch.distributed.run --nproc-per-node 2 {given} train.py\n", encoding="utf-8"
     )
     run = launch_script(
-        tmp_path, _MEETS, kind="program", run="bash", args=["train.sh"], plain=plain, observe="light"
+        tmp_path,
+        _USES_RENDEZVOUS,
+        kind="program",
+        run="bash",
+        args=["train.sh"],
+        plain=plain,
+        observe="light",
     )
-    end, _ = finished(run)
+    end, _ = wait_for_script_end(run)
     assert end.outcome == "completed", log(run, kind="err").decode()
     assert sorted(log(run).decode().split("\n")) == ["", "met 0 2", "met 1 2"]

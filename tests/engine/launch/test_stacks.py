@@ -15,9 +15,9 @@ import pytest
 
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.processes import is_suspended, is_traced
-from rankdeck.launch.stacks import stacks_of
+from rankdeck.launch.stacks import read_stacks
 from tests.helpers import launching
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.launching import launch, wait_for_ranks
 from tests.helpers.scripts import launch_script
 from tests.helpers.waiting import wait_until
@@ -37,7 +37,7 @@ def ptrace(request: int, pid: int) -> int:
     return int(ctypes.CDLL(None, use_errno=True).ptrace(request, pid, None, None))
 
 
-def test_whom_a_debugger_is_attached_to_is_known(sleeper: int) -> None:
+def test_an_attached_debugger_is_detected(sleeper: int) -> None:
     assert not is_traced(sleeper)
     if ptrace(_SEIZE, sleeper):
         pytest.skip("this machine lets nobody trace a process")
@@ -48,36 +48,36 @@ def test_whom_a_debugger_is_attached_to_is_known(sleeper: int) -> None:
     assert not is_traced(sleeper)
 
 
-def test_ranks_are_asked_where_they_stand_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_of_running_ranks_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_STEPS", "1000000")
     run = launch(tmp_path / "runs")
     pids = wait_for_ranks(run)
     os.kill(pids[1], signal.SIGSTOP)
     wait_until(lambda: is_suspended(pids[1]), what="the stop of rank 1")
-    first, second = stacks_of(run)
-    assert (first.rank, first.pid, first.why) == (0, pids[0], None)
-    assert any("fake_worker.py" in frame.file for frame in first.answer.frames)
-    assert (second.rank, second.why, second.answer.text) == (1, "suspended", "")
-    shown: dict[str, Any] = json.loads(rankdeck_here("stacks", run.path, "--json", code=0).out)
+    first, second = read_stacks(run)
+    assert (first.rank, first.pid, first.skip_reason) == (0, pids[0], None)
+    assert any("fake_worker.py" in frame.file for frame in first.report.frames)
+    assert (second.rank, second.skip_reason, second.report.text) == (1, "suspended", "")
+    shown: dict[str, Any] = json.loads(rankdeck_in_process("stacks", run.path, "--json", exit_code=0).out)
     assert [rank["why"] for rank in shown["ranks"]] == [None, "suspended"]
     assert shown["ranks"][0]["frames"][0].keys() == {"file", "line", "function"}
-    told = rankdeck_here("stacks", run.path, code=0).out
+    told = rankdeck_in_process("stacks", run.path, exit_code=0).out
     assert f"rank 0 ({pids[0]}): " in told and "fake_worker.py, line " in told
     assert f"rank 1 ({pids[1]}): suspended by a signal" in told
-    assert "Current thread" in rankdeck_here("stacks", run.path, "--all", code=0).out
+    assert "Current thread" in rankdeck_in_process("stacks", run.path, "--all", exit_code=0).out
     os.kill(pids[1], signal.SIGCONT)
-    wait_until(lambda: stacks_of(run)[1].answer.frames, what="the stack of rank 1")
+    wait_until(lambda: read_stacks(run)[1].report.frames, what="the stack of rank 1")
     request_stop(run, now=True)
-    assert launching.ended(run).outcome == "stopped"
-    refused = rankdeck_here("stacks", run.path, code=2)
+    assert launching.wait_for_exit_record(run).outcome == "stopped"
+    refused = rankdeck_in_process("stacks", run.path, exit_code=2)
     assert f"{run.name} is not running: stopped." in refused.err
 
 
-def test_a_scripts_ranks_are_asked_by_the_signal_that_they_named(tmp_path: Path) -> None:
+def test_stacks_of_a_script_use_the_signal_of_each_rank(tmp_path: Path) -> None:
     run = launch_script(tmp_path, "", run=_OBSERVED, args=["0:5:sleeps"], ranks=1)
-    (stack,) = wait_until(lambda: stacks_of(run), what="the first rank")
-    if not stack.answer.frames:
-        (stack,) = stacks_of(run)
-    assert any("observed.py" in frame.file for frame in stack.answer.frames)
+    (stack,) = wait_until(lambda: read_stacks(run), what="the first rank")
+    if not stack.report.frames:
+        (stack,) = read_stacks(run)
+    assert any("observed.py" in frame.file for frame in stack.report.frames)
     request_stop(run, now=True)
-    assert launching.ended(run).outcome == "stopped"
+    assert launching.wait_for_exit_record(run).outcome == "stopped"

@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 
 from rankdeck.base.errors import ConfigError, DataError, DeviceError, MachineError, ModelError, RankdeckError
-from rankdeck.base.names import LONGEST_NAME
+from rankdeck.base.names import MAX_NAME_LENGTH
 from rankdeck.config import from_dict
-from rankdeck.config.naming import given_name
-from rankdeck.launch import under_guard
-from rankdeck.launch.choose import ChosenDevices
+from rankdeck.config.naming import explicit_name
+from rankdeck.launch import guard_launcher
 from rankdeck.launch.control import request_stop
-from rankdeck.launch.start import NotResumableError, environment_of, resume
-from rankdeck.rundir import RunDir, list_runs
+from rankdeck.launch.device_selection import ChosenDevices
+from rankdeck.launch.start import NotResumableError, resume_run, run_environment
+from rankdeck.run_dir import RunDir, list_runs
 from tests.helpers import launching
 from tests.helpers.launching import launch
 from tests.helpers.written_run import WrittenRun
 
 
-def refused(tmp_path: Path, tables: Mapping[str, Any], kind: type[RankdeckError]) -> RankdeckError:
+def refused_start(tmp_path: Path, tables: Mapping[str, Any], kind: type[RankdeckError]) -> RankdeckError:
     """The error of a launch that must leave nothing behind."""
     with pytest.raises(kind) as caught:
         launch(tmp_path / "runs", tables)
@@ -37,105 +37,105 @@ def refused(tmp_path: Path, tables: Mapping[str, Any], kind: type[RankdeckError]
     return caught.value
 
 
-def test_a_folder_of_runs_that_goes_while_a_run_starts_is_named(
+def test_a_runs_folder_removed_during_the_start_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = under_guard._popen
+    begin = guard_launcher._popen
 
     def removed(run: RunDir, *args: Any) -> Any:
         shutil.rmtree(run.path.parent)
         return begin(run, *args)
 
-    monkeypatch.setattr(under_guard, "_popen", removed)
-    error = refused(tmp_path, {}, MachineError)
+    monkeypatch.setattr(guard_launcher, "_popen", removed)
+    error = refused_start(tmp_path, {}, MachineError)
     assert error.code == "removed" and "its folder was removed" in error.message
 
 
-def test_a_data_path_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
+def test_a_missing_data_path_is_bad_input(tmp_path: Path) -> None:
     tables = {"model": {"use": "gpt"}, "data": {"use": "text", "args": {"path": "nowhere"}}}
-    error = refused(tmp_path, tables, DataError)
+    error = refused_start(tmp_path, tables, DataError)
     assert error.exit_code == 2 and str(tmp_path / "nowhere") in error.message
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_data_path_that_may_not_be_read_is_bad_input(tmp_path: Path) -> None:
+def test_an_unreadable_data_path_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").touch(mode=0)
     tables = {"model": {"use": "gpt"}, "data": {"use": "text", "args": {"path": "secret.txt"}}}
-    assert "may not be read" in refused(tmp_path, tables, DataError).message
+    assert "may not be read" in refused_start(tmp_path, tables, DataError).message
 
 
-def test_a_file_of_code_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
-    error = refused(tmp_path, {"model": {"use": "mine.py:make"}}, ModelError)
+def test_a_missing_code_file_is_bad_input(tmp_path: Path) -> None:
+    error = refused_start(tmp_path, {"model": {"use": "mine.py:make"}}, ModelError)
     assert error.exit_code == 2 and "mine.py does not exist" in error.message
 
 
 @pytest.mark.parametrize(
     ("name", "why"), [("x" * 121, "121 characters; at most 120"), ("Last", "newest run")]
 )
-def test_a_name_that_nothing_could_be_called_is_refused(tmp_path: Path, name: str, why: str) -> None:
-    error = refused(tmp_path, {"name": name}, ConfigError)
+def test_an_invalid_run_name_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    error = refused_start(tmp_path, {"name": name}, ConfigError)
     assert why in error.message and error.problem.path == "name"
 
 
-def test_a_configuration_in_a_file_with_a_long_name_is_called_by_the_beginning_of_it() -> None:
-    assert given_name({}, "x" * 200) == "x" * LONGEST_NAME
+def test_a_long_file_name_is_cut_in_the_run_name() -> None:
+    assert explicit_name({}, "x" * 200) == "x" * MAX_NAME_LENGTH
 
 
 def test_gpus_without_a_driver_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> list[Any]:
         raise MachineError("No NVIDIA driver found.")
 
-    monkeypatch.setattr("rankdeck.launch.choose.list_gpus", no_driver)
-    assert refused(tmp_path, {"devices": {"use": "gpu:0"}}, MachineError).exit_code == 3
+    monkeypatch.setattr("rankdeck.launch.device_selection.list_gpus", no_driver)
+    assert refused_start(tmp_path, {"devices": {"use": "gpu:0"}}, MachineError).exit_code == 3
 
 
 def test_a_machine_without_gpus_refuses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankdeck.launch.choose.list_gpus", list)
-    assert refused(tmp_path, {"devices": {"use": "gpu:all"}}, DeviceError).exit_code == 2
+    monkeypatch.setattr("rankdeck.launch.device_selection.list_gpus", list)
+    assert refused_start(tmp_path, {"devices": {"use": "gpu:all"}}, DeviceError).exit_code == 2
 
 
-def test_auto_counts_the_devices_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankdeck.launch.choose.list_gpus", list)
+def test_auto_counts_the_devices_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankdeck.launch.device_selection.list_gpus", list)
     tables = {"devices": {"use": "auto"}, "train": {"global_batch": 33}}
-    error = refused(tmp_path, tables, ConfigError)
+    error = refused_start(tmp_path, tables, ConfigError)
     assert [problem.code for problem in error.problems] == ["batch"]
 
 
-def test_auto_without_a_gpu_refuses_what_a_cpu_cannot(
+def test_auto_without_a_gpu_refuses_a_configuration_for_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankdeck.launch.choose.list_gpus", list)
-    error = refused(tmp_path, {"devices": {"use": "auto"}, "train": {"precision": "fp16"}}, ConfigError)
+    monkeypatch.setattr("rankdeck.launch.device_selection.list_gpus", list)
+    error = refused_start(tmp_path, {"devices": {"use": "auto"}, "train": {"precision": "fp16"}}, ConfigError)
     assert "a CPU has no fast fp16" in error.message
 
 
-def test_a_folder_of_runs_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
+def test_an_unwritable_runs_folder_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot hold runs"):
         launch(tmp_path / "file" / "runs")
 
 
-def test_a_started_run_is_locked_named_and_in_the_index(tmp_path: Path) -> None:
+def test_a_started_run_is_locked_named_and_indexed(tmp_path: Path) -> None:
     run = launch(tmp_path / "runs")
     assert run.is_alive() and run.outcome() == "running"
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [run.name]
     assert run.config().name == "small"
     assert run.path in [found.path for found in list_runs()]
     request_stop(run, now=True)
-    launching.ended(run, 5)
+    launching.wait_for_exit_record(run, 5)
 
 
-def test_a_run_that_said_its_last_word_is_waited_for_and_one_that_works_is_not(tmp_path: Path) -> None:
+def test_resume_waits_for_an_ending_run_and_refuses_a_running_one(tmp_path: Path) -> None:
     written = WrittenRun(tmp_path / "runs")
-    written.begin()
+    written.start()
 
     def code_of_resuming() -> str | None:
         with pytest.raises(NotResumableError) as caught:
-            resume(written.dir, written.dir.config(), detach=True, command_line=[], started=time.time())
+            resume_run(written.dir, written.dir.config(), detach=True, command_line=[], started=time.time())
         return caught.value.code
 
     assert code_of_resuming() == "running"
-    written.say_last_word("stopped")
+    written.write_exit_record("stopped")
     releasing = threading.Timer(0.5, written.lose)
     releasing.start()
     assert code_of_resuming() == "no-checkpoint"
@@ -143,7 +143,7 @@ def test_a_run_that_said_its_last_word_is_waited_for_and_one_that_works_is_not(t
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_the_environment_tells_how_to_do_it_again(tmp_path: Path) -> None:
+def test_the_environment_file_is_enough_to_repeat_the_run(tmp_path: Path) -> None:
     git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
@@ -157,11 +157,11 @@ def test_the_environment_tells_how_to_do_it_again(tmp_path: Path) -> None:
     assert found["versions"]["torch"] and found["python"] and found["host"] and found["started"]
     assert [device["name"] for device in found["devices"]] == ["Virtual 0", "Virtual 1"]
     request_stop(run, now=True)
-    launching.ended(run, 5)
+    launching.wait_for_exit_record(run, 5)
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_git_executes_nothing_for_a_folder_of_which_the_run_executes_nothing(tmp_path: Path) -> None:
+def test_git_runs_no_hooks_for_a_folder_whose_code_is_not_run(tmp_path: Path) -> None:
     folder, mark = tmp_path / "theirs", tmp_path / "mark"
     git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-C", str(folder)]
     (folder / "own.py").parent.mkdir()
@@ -172,14 +172,14 @@ def test_git_executes_nothing_for_a_folder_of_which_the_run_executes_nothing(tmp
 
     def commit(**model: str) -> str:
         config = from_dict({"model": model}, folder=folder)
-        told: str = environment_of(config, ChosenDevices([]), [], time.time())["commit"]
+        told: str = run_environment(config, ChosenDevices([]), [], time.time())["commit"]
         return told
 
     assert len(commit(use="mlp")) == 40 and not mark.exists()
     assert len(commit(use="own.py:make")) == 40 and mark.exists(), "its own settings say what git executes"
 
 
-def test_starting_imports_no_torch(tmp_path: Path) -> None:
+def test_starting_a_run_does_not_import_torch(tmp_path: Path) -> None:
     script = (
         "import sys, json; import rankdeck.launch.start, rankdeck.launch.control;"
         "print(json.dumps([name for name in ('torch', 'numpy') if name in sys.modules]))"

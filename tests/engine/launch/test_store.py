@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from rankdeck.launch.layout import alone
+from rankdeck.launch.layout import single_host_layout
 from rankdeck.launch.store import RankStore
-from rankdeck.launch.supervisor import StopAsked
+from rankdeck.launch.supervisor import StopSignal
 
 
-def test_a_stop_while_it_is_made_closes_no_other_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_while_the_store_is_made_closes_only_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     make = torch.distributed.TCPStore
     took_its_place: list[int] = []
 
@@ -24,12 +24,12 @@ def test_a_stop_while_it_is_made_closes_no_other_file(monkeypatch: pytest.Monkey
         took_its_place.append(os.open(os.devnull, os.O_RDONLY))
         while took_its_place[-1] < master_listen_fd:
             took_its_place.append(os.open(os.devnull, os.O_RDONLY))
-        raise StopAsked
+        raise StopSignal
 
     monkeypatch.setattr(torch.distributed, "TCPStore", interrupted)
-    store = RankStore(alone(1, []), None, at_once=True)
+    store = RankStore(single_host_layout(1, []), None, is_eager=True)
     try:
-        with pytest.raises(StopAsked):
+        with pytest.raises(StopSignal):
             store.serve()
         store.close()
         for handle in took_its_place:
@@ -39,8 +39,8 @@ def test_a_stop_while_it_is_made_closes_no_other_file(monkeypatch: pytest.Monkey
             os.close(handle)
 
 
-def test_ranks_meet_there() -> None:
-    store = RankStore(alone(1, []), None, at_once=True)
+def test_ranks_connect_to_the_store() -> None:
+    store = RankStore(single_host_layout(1, []), None, is_eager=True)
     try:
         assert store.serve() is None
         host, port = store.address

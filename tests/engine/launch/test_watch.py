@@ -22,9 +22,9 @@ from rankdeck.config.schema import LaunchConfig
 from rankdeck.launch import stacks
 from rankdeck.launch import watch as watching
 from rankdeck.launch.control import request_stop
-from rankdeck.launch.saves import sign_of
+from rankdeck.launch.save_watch import save_marker
 from rankdeck.launch.watch import Watch
-from rankdeck.rundir import RunDir
+from rankdeck.run_dir import RunDir
 from tests.helpers import launching
 from tests.helpers.launching import launch, wait_for_beats, wait_for_ranks
 from tests.helpers.waiting import wait_until
@@ -34,32 +34,32 @@ LAUNCH = {"timeout_s": 2.0}
 
 
 @dataclass
-class Watched:
+class FakeRanks:
     """A watch over ranks that are this process, at a time that only a test lets go on."""
 
     run: RunDir
     monkeypatch: pytest.MonkeyPatch
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     num_ranks: int = 1
-    told: list[Problem] = field(default_factory=list)
-    after_s: float = 0.0
-    asleep_s: float = 0.0
+    problems: list[Problem] = field(default_factory=list)
+    elapsed_s: float = 0.0
+    sleep_s: float = 0.0
 
     def __post_init__(self) -> None:
         clock = SimpleNamespace(
-            monotonic=lambda: time.monotonic() + self.after_s,
-            clock_gettime=lambda _: time.monotonic() + self.after_s + self.asleep_s,
+            monotonic=lambda: time.monotonic() + self.elapsed_s,
+            clock_gettime=lambda _: time.monotonic() + self.elapsed_s + self.sleep_s,
             CLOCK_BOOTTIME=time.CLOCK_BOOTTIME,
         )
         for module in (watching, heartbeat):
             self.monkeypatch.setattr(module, "time", clock)
-        self.monkeypatch.setattr(stacks, "_ANSWERED_S", 0.0)  # nobody is asked
-        self.watch = Watch(self.run, 0, self.launch, self.told.append)
+        self.monkeypatch.setattr(stacks, "_ANSWER_TIMEOUT_S", 0.0)  # nobody is asked
+        self.watch = Watch(self.run, 0, self.launch, self.problems.append)
         ranks: list[Any] = [
-            SimpleNamespace(rank=rank, pid=os.getpid(), exit_code=None, send=lambda _: None)
+            SimpleNamespace(rank=rank, pid=os.getpid(), exit_code=None, send_signal=lambda _: None)
             for rank in range(self.num_ranks)
         ]
-        self.watch.begin(ranks)
+        self.watch.start(ranks)
         self.hearts = [HeartbeatWriter(self.watch.heartbeats, rank) for rank in range(self.num_ranks)]
 
     def beat(self, step: int, phase: str) -> None:
@@ -68,9 +68,9 @@ class Watched:
 
     def wait(self, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> bool:
         """Whether the run had to end within so many seconds."""
-        until_s = self.after_s + seconds
-        while self.after_s < until_s:
-            self.after_s = min(until_s, self.after_s + 1.5)
+        until_s = self.elapsed_s + seconds
+        while self.elapsed_s < until_s:
+            self.elapsed_s = min(until_s, self.elapsed_s + 1.5)
             meanwhile()
             if self.watch.poll():
                 return True
@@ -78,35 +78,35 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watched]]:
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeRanks]]:
     run = WrittenRun(tmp_path / "runs")
-    yield lambda **given: Watched(**{"run": run.dir, "monkeypatch": monkeypatch, **given})
+    yield lambda **given: FakeRanks(**{"run": run.dir, "monkeypatch": monkeypatch, **given})
     run.lose()
 
 
-def test_one_rank_that_stands_still_is_told_then_ended(watched: Callable[..., Watched]) -> None:
+def test_a_hanging_rank_is_reported_then_ended(watched: Callable[..., FakeRanks]) -> None:
     alone = watched()
     alone.beat(7, "step")
-    assert not alone.wait(13.5) and not alone.told
+    assert not alone.wait(13.5) and not alone.problems
     assert not alone.wait(4.5)
-    (warning,) = alone.told
+    (warning,) = alone.problems
     assert (warning.code, warning.rank) == ("hang-suspected", 0) and "in step 7" in warning.message
-    assert not alone.wait(39) and alone.wait(6) and len(alone.told) == 1
+    assert not alone.wait(39) and alone.wait(6) and len(alone.problems) == 1
 
 
 @pytest.mark.parametrize("phase", [SAVING, "evaluation", "first step"])
-def test_what_may_take_longer_is_told_and_ended_later(watched: Callable[..., Watched], phase: str) -> None:
+def test_slow_phases_are_reported_and_ended_later(watched: Callable[..., FakeRanks], phase: str) -> None:
     alone = watched()
     alone.beat(7, phase)
-    assert not alone.wait(58) and not alone.told
-    assert not alone.wait(60) and len(alone.told) == 1
+    assert not alone.wait(58) and not alone.problems
+    assert not alone.wait(60) and len(alone.problems) == 1
     assert alone.wait(4)
 
 
-def test_a_save_that_grows_is_progress(watched: Callable[..., Watched]) -> None:
+def test_a_growing_save_is_progress(watched: Callable[..., FakeRanks]) -> None:
     alone = watched()
-    sign_of(alone.run.path).parent.mkdir()
-    sign_of(alone.run.path).touch()
+    save_marker(alone.run.path).parent.mkdir()
+    save_marker(alone.run.path).touch()
     part = alone.run.path / "checkpoints" / "7"
     part.mkdir(parents=True)
 
@@ -115,50 +115,52 @@ def test_a_save_that_grows_is_progress(watched: Callable[..., Watched]) -> None:
             file.write(b"0")
 
     alone.beat(7, SAVING)
-    assert not alone.wait(600, write) and not alone.told
+    assert not alone.wait(600, write) and not alone.problems
     late = watched(run=alone.run, num_ranks=2)
     late.hearts[1].beat(7, "step")
     late.hearts[0].beat(7, SAVING)
-    assert not late.wait(20, write) and [one.rank for one in late.told] == [1], "it does not come to the save"
+    assert not late.wait(20, write) and [one.rank for one in late.problems] == [1], (
+        "it does not come to the save"
+    )
 
 
-def test_a_machine_that_slept_is_no_hang(watched: Callable[..., Watched]) -> None:
+def test_machine_sleep_is_not_a_hang(watched: Callable[..., FakeRanks]) -> None:
     alone = watched()
     alone.beat(7, "step")
     alone.wait(4)
-    alone.after_s += 1000
-    assert not alone.wait(10) and not alone.told, "its own process stood still as well"
-    alone.asleep_s += 1000
-    assert not alone.wait(10) and not alone.told, "not even that clock went on"
+    alone.elapsed_s += 1000
+    assert not alone.wait(10) and not alone.problems, "its own process stood still as well"
+    alone.sleep_s += 1000
+    assert not alone.wait(10) and not alone.problems, "not even that clock went on"
     alone.wait(10)
-    assert len(alone.told) == 1
+    assert len(alone.problems) == 1
 
 
-def test_what_nobody_looked_at_is_not_counted(watched: Callable[..., Watched]) -> None:
+def test_time_without_polls_is_not_counted(watched: Callable[..., FakeRanks]) -> None:
     alone = watched()
     alone.beat(7, "step")
     assert not alone.watch.poll()
     for _ in range(5):
-        alone.after_s += 4  # shorter than what is a sleep
-        assert not alone.watch.poll() and not alone.told
+        alone.elapsed_s += 4  # shorter than what is a sleep
+        assert not alone.watch.poll() and not alone.problems
     alone.wait(12)
-    assert len(alone.told) == 1
+    assert len(alone.problems) == 1
 
 
-def test_a_beat_just_before_all_were_suspended_is_no_old_one(watched: Callable[..., Watched]) -> None:
+def test_a_suspension_does_not_age_a_fresh_heartbeat(watched: Callable[..., FakeRanks]) -> None:
     alone = watched(launch=LaunchConfig(timeout_s=4.0))
     for step in range(1, 9):
         alone.beat(step, "step")
-        alone.after_s += 0.5
+        alone.elapsed_s += 0.5
         alone.watch.poll()
     alone.beat(9, "step")
-    alone.after_s += 4
-    assert not alone.watch.poll() and not alone.told
+    alone.elapsed_s += 4
+    assert not alone.watch.poll() and not alone.problems
     alone.wait(12)
-    assert len(alone.told) == 1
+    assert len(alone.problems) == 1
 
 
-def test_whoever_computes_alone_may_be_slow(watched: Callable[..., Watched]) -> None:
+def test_a_single_computing_rank_may_be_slow(watched: Callable[..., FakeRanks]) -> None:
     alone = watched()
     used = SimpleNamespace(s=0.0)
     alone.monkeypatch.setattr(watching, "cpu_s", lambda _: used.s)
@@ -168,93 +170,93 @@ def test_whoever_computes_alone_may_be_slow(watched: Callable[..., Watched]) -> 
         used.s += 1.4
 
     assert not alone.wait(300, compute)
-    (warning,) = alone.told
+    (warning,) = alone.problems
     assert warning.advice is not None and warning.advice.startswith("It computes")
 
 
-def test_a_rank_that_has_never_beaten_is_told_unless_it_tells_events(watched: Callable[..., Watched]) -> None:
+def test_a_rank_without_heartbeats_is_reported_unless_it_has_events(
+    watched: Callable[..., FakeRanks],
+) -> None:
     both = watched(num_ranks=2)
     both.hearts[0].beat(0, "joining the other ranks")
     both.wait(90)
-    (warning,) = both.told
+    (warning,) = both.problems
     assert (warning.code, warning.rank) == ("hang-suspected", 1)
     assert "it stands at its very start, while the others wait" in warning.message
     unheard = watched(num_ranks=2)
     for rank in range(2):
         unheard.run.writer(f"rank-{rank}").write(events.Phase(rank=rank, phase="training"))
-    assert not unheard.wait(600) and not unheard.told, "at work, without a page"
+    assert not unheard.wait(600) and not unheard.problems, "at work, without a page"
 
 
-def test_several_are_ended_whether_or_not_they_compute_once_they_have_begun(
-    watched: Callable[..., Watched],
+def test_several_computing_ranks_are_ended_after_their_first_step(
+    watched: Callable[..., FakeRanks],
 ) -> None:
     both = watched(num_ranks=2)
     both.beat(0, "loading data")
-    assert not both.wait(600) and len(both.told) == 1, "each may be loading for itself"
+    assert not both.wait(600) and len(both.problems) == 1, "each may be loading for itself"
     both.beat(7, "step")
     assert both.wait(70)
 
 
-def test_a_run_that_is_to_wait_is_only_told(watched: Callable[..., Watched]) -> None:
+def test_on_hang_wait_only_reports(watched: Callable[..., FakeRanks]) -> None:
     alone = watched(launch=LaunchConfig(on_hang="wait"))
     alone.beat(7, "step")
     assert not alone.wait(600)
-    (warning,) = alone.told
+    (warning,) = alone.problems
     assert "rankdeck stop" in (warning.advice or "")
 
 
-def test_whom_a_debugger_looks_at_is_not_told(watched: Callable[..., Watched]) -> None:
+def test_a_rank_in_a_debugger_is_not_reported(watched: Callable[..., FakeRanks]) -> None:
     alone = watched()
     alone.monkeypatch.setattr(watching, "is_traced", lambda _: True)
     alone.beat(7, "step")
-    assert not alone.wait(300) and not alone.told
+    assert not alone.wait(300) and not alone.problems
     alone.monkeypatch.setattr(watching, "is_traced", lambda _: False)
-    assert not alone.wait(20) and len(alone.told) == 1
+    assert not alone.wait(20) and len(alone.problems) == 1
 
 
 @pytest.mark.parametrize(
     ("on_hang", "outcome", "attempts"), [("stop", "failed", 1), ("restart", "completed", 2)]
 )
-def test_a_rank_that_really_hangs_ends_its_run_or_begins_it_again(
+def test_a_real_hang_ends_or_restarts_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_hang: str, outcome: str, attempts: int
 ) -> None:
     monkeypatch.setenv("FAKE_WORKER", "stuck")
     monkeypatch.setenv("FAKE_STEPS", "5")
     tables = {"strategy": {"use": "single"}, "devices": {"use": "cpu:1"}}
     run = launch(tmp_path / "runs", {**tables, "launch": {**LAUNCH, "on_hang": on_hang}})
-    assert launching.ended(run).outcome == outcome
+    assert launching.wait_for_exit_record(run).outcome == outcome
     assert run.next_attempt() == attempts
-    warning, *more = launching.problems(run, "warning")
+    warning, *more = launching.read_problems(run, "warning")
     assert warning.code == "hang-suspected" and "in step 3, in wait_for_disk (" in warning.message
     if on_hang == "restart":
         assert [problem.code for problem in more] == ["restarted"]
         return
-    (problem,) = launching.problems(run)
+    (problem,) = launching.read_problems(run)
     assert (problem.code, problem.rank, more) == ("hang", 0, [])
     assert "in step 3, in wait_for_disk (" in problem.message
 
 
-def test_a_rank_that_somebody_suspends_is_told_and_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_suspended_rank_is_reported_and_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_STEPS", "1000000")
     tables = {"strategy": {"use": "single"}, "devices": {"use": "cpu:1"}}
     run = launch(tmp_path / "runs", {**tables, "launch": {"timeout_s": 0.5}})
     pid = wait_for_ranks(run, 1)[0]
     wait_for_beats(run, 1)
     os.kill(pid, signal.SIGSTOP)
-    (warning,) = wait_until(lambda: launching.problems(run, "warning"), what="a warning")
+    (warning,) = wait_until(lambda: launching.read_problems(run, "warning"), what="a warning")
     assert (warning.code, warning.rank) == ("rank-suspended", 0)
     assert "suspended by a signal" in warning.message and f"kill -CONT {pid}" in (warning.advice or "")
     time.sleep(2.5)  # nothing tells that it goes on waiting but time
-    assert run.end() is None
+    assert run.exit_record() is None
     os.kill(pid, signal.SIGCONT)
     request_stop(run)
-    assert launching.ended(run).outcome == "stopped"
+    assert launching.wait_for_exit_record(run).outcome == "stopped"
 
 
 @pytest.mark.parametrize(("ended_after_s", "counts"), [(None, True), (60.0, True), (-60.0, False)])
-def test_words_of_a_rank_that_was_being_ended_are_no_failure(
+def test_errors_after_termination_are_not_failures(
     tmp_path: Path, ended_after_s: float | None, counts: bool
 ) -> None:
     """`ended_after_s`: when the rank was ended, after it had spoken; None where it ended by itself."""
@@ -262,7 +264,7 @@ def test_words_of_a_rank_that_was_being_ended_are_no_failure(
     failed = events.RankFailed(rank=0, problem=Problem("oom", "No memory.", rank=0))
     run.writer("rank-0").write(failed)
     ended_at = None if ended_after_s is None else time.time() + ended_after_s
-    rank: Any = SimpleNamespace(rank=0, exit_code=1, ended_at=ended_at, was_suspended=False)
+    rank: Any = SimpleNamespace(rank=0, exit_code=1, terminated_at=ended_at, was_suspended=False)
     watch = Watch(run.dir, 0, LaunchConfig(), lambda problem: None)
     watch.ranks = [rank]
     (evidence,) = watch.evidence()

@@ -23,13 +23,13 @@ def test_a_late_sample_equals_an_always_on_ledger(ranks: list[dict[str, Any]]) -
         assert found["late"] == found["always"]
 
 
-def test_a_late_sample_knows_what_fsdp_resized_meanwhile(ranks: list[dict[str, Any]]) -> None:
+def test_a_late_sample_includes_fsdp_resizes(ranks: list[dict[str, Any]]) -> None:
     # Its peak depends on when gloo's own thread lets go of a gathered block, and differs from run to run.
     for found in ranks:
         assert found["fsdp_late"]["live_by_kind"] == found["fsdp_always"]["live_by_kind"]
 
 
-def test_the_peak_equals_the_allocators_events(ranks: list[dict[str, Any]]) -> None:
+def test_the_peak_matches_allocator_events(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         assert found["truth"]["peak_bytes"] == pytest.approx(found["truth"]["truth_bytes"], rel=0.01)
 
@@ -42,7 +42,7 @@ def test_ddps_buckets_are_communication(ranks: list[dict[str, Any]]) -> None:
         assert late["peak_by_kind"]["communication"] == late["live_by_kind"]["communication"]
 
 
-def test_with_gradients_as_bucket_views_the_buckets_are_the_gradients(ranks: list[dict[str, Any]]) -> None:
+def test_bucket_views_count_as_gradients(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         view = found["bucket_view"]
         assert view["live_by_kind"]["communication"] < 0.01 * view["parameter_bytes"]
@@ -50,7 +50,7 @@ def test_with_gradients_as_bucket_views_the_buckets_are_the_gradients(ranks: lis
         assert view["live_bytes"] <= found["late"]["live_bytes"]
 
 
-def test_fsdp_holds_its_share_of_what_it_keeps(ranks: list[dict[str, Any]]) -> None:
+def test_fsdp_holds_its_share_of_the_optimizer_state(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         kept = found["fsdp_late"]["live_by_kind"]
         whole = found["late"]["live_by_kind"]

@@ -60,9 +60,9 @@ class Trainer:
         self.optimizer.zero_grad()
         return loss
 
-    def followed_step(self) -> float:
+    def tracked_step(self) -> float:
         self.ledger.reset_peaks()
-        with self.ledger.following():
+        with self.ledger.tracking():
             return self.step()
 
 
@@ -72,7 +72,7 @@ def _trainer(model: str, strategy: str) -> Trainer:
     torch.manual_seed(0)
     ledger = Ledger(num_devices)
     batch = make_batch()
-    with ledger.following():
+    with ledger.tracking():
         built = build()
         optimizer = torch.optim.AdamW(built.parameters(), lr=1e-3)
         ledger.watch(built, optimizer)
@@ -88,16 +88,14 @@ def _trainer(model: str, strategy: str) -> Trainer:
         for strategy in STEPS
     ],
 )
-def test_sum_over_devices_equals_the_allocators_events_at_the_peak(
-    model: str, strategy: str, tmp_path: Path
-) -> None:
+def test_the_peak_matches_allocator_events(model: str, strategy: str, tmp_path: Path) -> None:
     trainer = _trainer(model, strategy)
     with trainer.threads:
         for _ in range(3):
-            trainer.followed_step()
+            trainer.tracked_step()
         before_bytes = trainer.ledger.live_bytes
         threads = None if strategy == "single" else trainer.threads
-        truth_bytes = before_bytes + tiny.allocator_rise_bytes(trainer.followed_step, tmp_path, threads)
+        truth_bytes = before_bytes + tiny.allocator_rise_bytes(trainer.tracked_step, tmp_path, threads)
     assert trainer.ledger.peak_bytes == pytest.approx(truth_bytes, rel=0.01)
     assert truth_bytes > 1.2 * before_bytes
 
@@ -110,29 +108,29 @@ def test_a_late_sample_equals_an_always_on_ledger(model: str, strategy: str) -> 
         trainer = _trainer(model, strategy)
         with trainer.threads:
             for step in range(6):
-                (trainer.followed_step if step in followed else trainer.step)()
+                (trainer.tracked_step if step in followed else trainer.step)()
         readings.append(trainer.ledger.devices())
     assert readings[0] == readings[1]
 
 
-def test_a_late_sample_without_the_watched_owners_is_wrong() -> None:
+def test_a_late_sample_without_watched_owners_is_wrong() -> None:
     trainer = _trainer("mlp", "single")
     late = Ledger(1)
     with trainer.threads:
         trainer.step()
-        with late.following():
+        with late.tracking():
             trainer.step()
-        trainer.followed_step()
+        trainer.tracked_step()
     assert late.peak_bytes < 0.9 * trainer.ledger.peak_bytes
 
 
 @pytest.mark.parametrize("strategy", STEPS)
-def test_nothing_is_live_once_everything_is_freed(strategy: str) -> None:
+def test_freed_tensors_are_not_live(strategy: str) -> None:
     trainer = _trainer("gpt", strategy)
     ledger = trainer.ledger
     with trainer.threads:
         for _ in range(3):
-            trainer.followed_step()
+            trainer.tracked_step()
     assert ledger.live_bytes > 0
     ledger._watched.clear()  # or the ledger keeps the owners
     del trainer
@@ -143,11 +141,11 @@ def test_nothing_is_live_once_everything_is_freed(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STEPS)
-def test_kinds_add_up_and_owners_are_counted_to_the_byte(strategy: str) -> None:
+def test_kinds_add_up_and_owners_are_exact(strategy: str) -> None:
     trainer = _trainer("gpt", strategy)
     with trainer.threads:
         for _ in range(3):
-            trainer.followed_step()
+            trainer.tracked_step()
         readings = trainer.ledger.devices()
     parameter_bytes = sum(p.numel() * 4 for p in trainer.model.parameters())
     step_counts_bytes = 4 * len(list(trainer.model.parameters()))
@@ -161,9 +159,9 @@ def test_kinds_add_up_and_owners_are_counted_to_the_byte(strategy: str) -> None:
     assert all(reading.live_bytes == 0 for reading in readings[1:])
 
 
-def test_gradients_are_named_also_in_a_peak_that_saw_them_as_temporaries() -> None:
+def test_gradients_are_relabelled_in_an_earlier_peak() -> None:
     ledger = Ledger(1)
-    with ledger.following():
+    with ledger.tracking():
         with ledger.phase("parameters"):
             model = nn.Linear(1000, 1000, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -179,13 +177,13 @@ def test_gradients_are_named_also_in_a_peak_that_saw_them_as_temporaries() -> No
     assert sum(reading.peak_by_kind.values()) == reading.peak_bytes
 
 
-def test_gathered_outputs_lead_device_0s_excess_for_a_large_vocabulary() -> None:
+def test_gathered_outputs_cause_the_excess_of_device_0() -> None:
     ratios = {}
     for strategy in ("dp", "dp-parallel-loss"):
         num_devices, backward = STEPS[strategy]
         ledger = Ledger(num_devices)
         batch = tiny.gpt_batch(vocabulary=8192)
-        with ledger.following(), ReplicaThreads(VirtualDevices(num_devices, ledger)) as threads:
+        with ledger.tracking(), ReplicaThreads(VirtualDevices(num_devices, ledger)) as threads:
             model = tiny.TinyGPT(vocabulary=8192)
             optimizer = torch.optim.AdamW(model.parameters())
             ledger.watch(model, optimizer)
@@ -209,12 +207,12 @@ def test_gathered_outputs_lead_device_0s_excess_for_a_large_vocabulary() -> None
     assert ratios["dp-parallel-loss"] < 0.6 * ratios["dp"]
 
 
-def test_activations_recomputed_in_the_backward_are_activations() -> None:
+def test_recomputed_activations_are_activations() -> None:
     def peak(checkpointed: bool) -> dict[str, int]:
         ledger = Ledger(1)
         torch.manual_seed(0)
         model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)])
-        with ledger.following():
+        with ledger.tracking():
             x = torch.randn(512, 64)
             for layer in model:
                 x = checkpoint(layer, x, use_reentrant=False) if checkpointed else layer(x)
@@ -227,12 +225,12 @@ def test_activations_recomputed_in_the_backward_are_activations() -> None:
     assert 9 * layer_bytes <= peak(True)["activations"] <= 12 * layer_bytes
 
 
-def test_two_devices_in_one_operation_are_an_error_that_names_both() -> None:
+def test_mixing_devices_is_an_error_that_names_both() -> None:
     ledger = Ledger(3)
-    with ledger.following():
-        with ledger.on(0):
+    with ledger.tracking():
+        with ledger.on_device(0):
             first = torch.ones(2)
-        with ledger.on(2):
+        with ledger.on_device(2):
             second = torch.ones(2)
         for mix in (
             lambda: first + second,
@@ -247,38 +245,38 @@ def test_two_devices_in_one_operation_are_an_error_that_names_both() -> None:
 
 def test_scalars_may_come_from_any_device() -> None:
     ledger = Ledger(2)
-    with ledger.following():
-        with ledger.on(1):
+    with ledger.tracking():
+        with ledger.on_device(1):
             scalar = torch.tensor(2.0)
-        with ledger.on(0):
+        with ledger.on_device(0):
             vector = torch.ones(3)
         for product in (scalar * vector, vector * scalar):
             assert ledger.device_of(product) == 0
         assert ledger.device_of(scalar * scalar) == 1
 
 
-def test_items_of_a_list_operation_stay_on_their_own_devices() -> None:
+def test_items_of_list_operations_stay_on_their_devices() -> None:
     ledger = Ledger(2)
-    with ledger.following():
+    with ledger.tracking():
         tensors = []
         for device in (0, 1):
-            with ledger.on(device):
+            with ledger.on_device(device):
                 tensors.append(torch.ones(4))
         assert [ledger.device_of(t) for t in torch._foreach_add(tensors, 1.0)] == [0, 1]
 
 
-def test_sizes_are_rounded_up_when_asked_for() -> None:
+def test_sizes_can_be_rounded_up() -> None:
     ledger = Ledger(1, round_to_bytes=512)
-    with ledger.following():
+    with ledger.tracking():
         tensors = [torch.empty(1), torch.empty(129)]
     assert ledger.live_bytes == 512 + 1024
     del tensors
     assert ledger.live_bytes == 0
 
 
-def test_views_and_operations_in_place_cost_nothing() -> None:
+def test_views_and_in_place_operations_add_nothing() -> None:
     ledger = Ledger(1)
-    with ledger.following():
+    with ledger.tracking():
         x = torch.zeros(10, 10)
         views = [x.t(), x[2:], x.view(100), *x.split(5)]
         x.add_(1).mul_(2)
@@ -289,13 +287,13 @@ def test_views_and_operations_in_place_cost_nothing() -> None:
     assert ledger.live_bytes == 0
 
 
-def test_operations_that_resize_what_they_are_given_are_followed() -> None:
+def test_resized_tensors_are_tracked() -> None:
     ledger = Ledger(1)
-    with ledger.following(), pytest.warns(UserWarning, match="resized"):
+    with ledger.tracking(), pytest.warns(UserWarning, match="resized"):
         out = torch.empty(1)
         torch.cat([torch.zeros(10), torch.zeros(10)], out=out)
     assert ledger.live_bytes == 80
-    with ledger.following():
+    with ledger.tracking():
         out.resize_(100)
     assert ledger.live_bytes == 400
 
@@ -320,7 +318,7 @@ SPARSE: dict[str, tuple[int, Callable[[], Tensor]]] = {
 def test_indices_and_values_of_sparse_tensors_are_counted(name: str) -> None:
     num_bytes, make = SPARSE[name]
     ledger = Ledger(2)
-    with ledger.following(), ledger.on(1):
+    with ledger.tracking(), ledger.on_device(1):
         kept = make()
     assert [device.live_bytes for device in ledger.devices()] == [0, num_bytes]
     assert ledger.device_of(kept) == 1
@@ -328,17 +326,17 @@ def test_indices_and_values_of_sparse_tensors_are_counted(name: str) -> None:
     assert ledger.live_bytes == 0
 
 
-def test_sparse_gradients_are_gradients_and_the_peak_is_the_allocators(tmp_path: Path) -> None:
+def test_sparse_gradients_match_allocator_events(tmp_path: Path) -> None:
     ledger = Ledger(1)
     tokens = torch.randint(0, 4000, (16, 64))
-    with ledger.following():
+    with ledger.tracking():
         model = nn.Sequential(nn.Embedding(4000, 32, sparse=True), nn.Linear(32, 8))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         ledger.watch(model, optimizer)
 
     def step() -> None:
         ledger.reset_peaks()
-        with ledger.following():
+        with ledger.tracking():
             optimizer.zero_grad()
             model(tokens).square().sum().backward()
             optimizer.step()
@@ -364,26 +362,26 @@ def test_copies_files_and_buffers_are_counted(tmp_path: Path) -> None:
     }
     for name, make in makers.items():
         ledger = Ledger(2)
-        with ledger.following(), ledger.on(1):
+        with ledger.tracking(), ledger.on_device(1):
             kept = make()
         assert (name, ledger.device_of(kept), ledger.live_bytes) == (name, 1, 400)
-        with ledger.following(), ledger.paused():
+        with ledger.tracking(), ledger.paused():
             others = make()
         assert ledger.live_bytes == 400
         del kept, others
         assert ledger.live_bytes == 0
 
 
-def test_tensors_without_memory_are_left_out() -> None:
+def test_meta_tensors_are_not_counted() -> None:
     ledger = Ledger(1)
-    with ledger.following():
+    with ledger.tracking():
         shape_only = torch.empty(1000, device="meta") + 1
     assert ledger.live_bytes == 0 and shape_only.numel() == 1000
 
 
-def test_host_memory_can_be_left_out() -> None:
+def test_host_memory_can_be_excluded() -> None:
     ledger = Ledger(1)
-    with ledger.following():
+    with ledger.tracking():
         with ledger.paused():
             host: Tensor = torch.zeros(100)
         assert ledger.live_bytes == 0
@@ -392,15 +390,15 @@ def test_host_memory_can_be_left_out() -> None:
     assert ledger.devices()[0].live_by_kind["inputs"] == 400
 
 
-def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_kind_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"'gradient' is no kind of memory\. Use parameters, gradients"):
         Ledger(1).phase("gradient")
 
 
-def test_fake_tensors_are_counted_as_real_ones_are() -> None:
+def test_fake_tensors_are_counted_like_real_ones() -> None:
     def peak(mode: contextlib.AbstractContextManager[object]) -> tuple[int, dict[str, int]]:
         ledger = Ledger(1)
-        with mode, ledger.following():
+        with mode, ledger.tracking():
             model = tiny.TinyGPT()
             optimizer = torch.optim.AdamW(model.parameters())
             ledger.watch(model, optimizer)
@@ -416,21 +414,21 @@ def test_fake_tensors_are_counted_as_real_ones_are() -> None:
     assert peak(FakeTensorMode()) == peak(contextlib.nullcontext())
 
 
-def test_following_twice_in_one_thread_counts_once() -> None:
+def test_nested_tracking_counts_once() -> None:
     ledger = Ledger(1)
-    with ledger.following(), ledger.following():
+    with ledger.tracking(), ledger.tracking():
         x = torch.zeros(10)
-        assert ledger.is_following
-    assert not ledger.is_following
+        assert ledger.is_tracking
+    assert not ledger.is_tracking
     y = torch.zeros(10)
     assert ledger.live_bytes == 40
     del x, y
 
 
-def test_a_result_that_is_not_waited_for_yet_is_counted_once() -> None:
+def test_an_async_collective_result_is_counted_once() -> None:
     """What an asynchronous collective returns wraps the tensor that holds the bytes."""
     ledger = Ledger(1)
-    with ledger.following():
+    with ledger.tracking():
         held = torch.zeros(1000)
         wrapped = functional_collectives._maybe_wrap_tensor(held)
         assert type(wrapped) is not torch.Tensor

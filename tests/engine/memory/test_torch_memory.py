@@ -7,16 +7,16 @@ import torch
 
 from rankdeck.memory.torch_memory import (
     FIRST_READINGS,
-    OwnedBytes,
+    OwnerBytes,
     count_by_owner,
     read_gpu_bytes,
     reset_gpu_peaks,
-    with_rest,
+    with_activations,
 )
 from tests.helpers import tiny_training as tiny
 
 
-def _trained(device: torch.device) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def _train_once(device: torch.device) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = tiny.TinyGPT().to(device)
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.zeros(2, 8, dtype=torch.long, device=device)
@@ -26,9 +26,9 @@ def _trained(device: torch.device) -> tuple[torch.nn.Module, torch.optim.Optimiz
     return model, optimizer
 
 
-def test_owners_are_counted_by_kind_and_tied_weights_once() -> None:
+def test_owners_are_counted_by_kind() -> None:
     device = torch.device("cpu")
-    model, optimizer = _trained(device)
+    model, optimizer = _train_once(device)
     known = count_by_owner(device, model, optimizer)
     assert known["parameters"] == sum(p.numel() * 4 for p in model.parameters())
     with_gradient = [p for p in model.parameters() if p.grad is not None]
@@ -37,33 +37,33 @@ def test_owners_are_counted_by_kind_and_tied_weights_once() -> None:
     assert known["buffers"] == 0
 
 
-def test_the_rest_is_activations_and_kinds_add_up() -> None:
-    by_kind = with_rest({"parameters": 100, "gradients": 50}, 400)
+def test_the_remaining_bytes_are_activations() -> None:
+    by_kind = with_activations({"parameters": 100, "gradients": 50}, 400)
     assert (by_kind["activations"], sum(by_kind.values())) == (250, 400)
-    assert sum(with_rest({"parameters": 100, "gradients": 50}, 120).values()) == 120
+    assert sum(with_activations({"parameters": 100, "gradients": 50}, 120).values()) == 120
 
 
-def test_owners_are_counted_until_their_optimizer_has_its_state_and_then_rarely() -> None:
+def test_owners_are_recounted_rarely() -> None:
     device = torch.device("cpu")
     model = tiny.TinyGPT()
     optimizer = torch.optim.AdamW(model.parameters())
-    owned = OwnedBytes(model, optimizer)
-    assert owned.on(device)["optimizer"] == 0
+    owned = OwnerBytes(model, optimizer)
+    assert owned.read(device)["optimizer"] == 0
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    found = [owned.on(device) for _ in range(FIRST_READINGS)]
+    found = [owned.read(device) for _ in range(FIRST_READINGS)]
     assert found[0]["optimizer"] > 0 and found[0]["gradients"] > 0
     optimizer.zero_grad()
-    assert owned.on(device) is found[-1]
+    assert owned.read(device) is found[-1]
 
 
 @pytest.mark.gpu
-def test_a_reading_of_a_gpu_adds_up_to_what_torch_allocated() -> None:
+def test_a_gpu_reading_adds_up_to_allocated_memory() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     reset_gpu_peaks(device)
-    model, optimizer = _trained(device)
-    found = read_gpu_bytes(device, OwnedBytes(model, optimizer))
+    model, optimizer = _train_once(device)
+    found = read_gpu_bytes(device, OwnerBytes(model, optimizer))
     assert found.live_bytes == torch.cuda.memory_allocated(device)
     assert found.reserved_bytes == torch.cuda.memory_reserved(device)
     assert found.peak_bytes == torch.cuda.max_memory_allocated(device)

@@ -8,10 +8,10 @@ from rankdeck.memory.ledger import Ledger
 from rankdeck.memory.virtual import VirtualDevices
 
 
-def test_a_transfer_is_a_copy_whose_gradient_travels_back() -> None:
+def test_a_transfer_copies_and_returns_the_gradient() -> None:
     ledger = Ledger(2)
     devices = VirtualDevices(2, ledger)
-    with ledger.following():
+    with ledger.tracking():
         x = torch.ones(100, requires_grad=True)
         moved = devices.transfer(x, 0, 1)
         assert (ledger.device_of(x), ledger.device_of(moved)) == (0, 1)
@@ -21,21 +21,21 @@ def test_a_transfer_is_a_copy_whose_gradient_travels_back() -> None:
     assert devices.moved_bytes == {(0, 1): 400, (1, 0): 400}
 
 
-def test_a_gradient_made_while_nobody_followed_is_on_its_weights_device() -> None:
+def test_an_untracked_gradient_is_on_its_weights_device() -> None:
     ledger = Ledger(2)
-    with ledger.following(), ledger.on(1), ledger.phase("parameters"):
+    with ledger.tracking(), ledger.on_device(1), ledger.phase("parameters"):
         layer = torch.nn.Linear(100, 1, bias=False)
     ledger.watch(layer, torch.optim.SGD(layer.parameters()))
     layer(torch.ones(100)).backward()
-    with ledger.following():
+    with ledger.tracking():
         by_device = [device.live_by_kind["gradients"] for device in ledger.devices()]
     assert by_device == [0, 400]
 
 
-def test_without_a_ledger_bytes_are_counted_all_the_same() -> None:
+def test_transfers_are_counted_without_a_ledger() -> None:
     devices = VirtualDevices(2)
     x = torch.ones(10)
-    with devices.ledger.on(1), devices.ledger.phase("gathered"), devices.ledger.paused():
+    with devices.ledger.on_device(1), devices.ledger.phase("gathered"), devices.ledger.paused():
         moved = devices.transfer(x, 0, 1)
     assert torch.equal(moved, x) and moved.data_ptr() != x.data_ptr()
     assert devices.transfer(x, 1, 1) is x
@@ -43,11 +43,11 @@ def test_without_a_ledger_bytes_are_counted_all_the_same() -> None:
     assert devices.moved_bytes == {(0, 1): 40}
 
 
-def test_a_phase_ends_early_only_if_it_is_the_named_one() -> None:
+def test_only_the_named_phase_ends_early() -> None:
     ledger = Ledger(1)
     devices = VirtualDevices(1, ledger)
     kept = []
-    with ledger.following(), devices.ledger.phase("gathered"):
+    with ledger.tracking(), devices.ledger.phase("gathered"):
         ledger.end_phase("inputs")
         kept.append(torch.zeros(1))
         ledger.end_phase("gathered")

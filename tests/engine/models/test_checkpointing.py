@@ -30,7 +30,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_and_buffers_are_the_same_with_and_without(name: str) -> None:
+def test_checkpointing_does_not_change_gradients_and_buffers(name: str) -> None:
     build, inputs, num_blocks = MODELS[name]
     torch.manual_seed(0)
     plain = build()
@@ -53,7 +53,7 @@ def test_gradients_and_buffers_are_the_same_with_and_without(name: str) -> None:
         assert torch.equal(one_buffer, other_buffer), key
 
 
-def test_fewer_activations_are_kept_for_backward() -> None:
+def test_fewer_activations_are_saved_for_backward() -> None:
     def kept_bytes(model: nn.Module) -> int:
         storages: dict[int, int] = {}
 
@@ -71,7 +71,7 @@ def test_fewer_activations_are_kept_for_backward() -> None:
     assert kept_bytes(model) < before / 2
 
 
-def test_names_and_type_stay_and_wrapping_twice_is_wrapping_once() -> None:
+def test_wrapping_keeps_names_and_type_and_is_idempotent() -> None:
     model = mlp.build(inputs=4, classes=2, hidden=[3])
     names = list(model.state_dict())
     checkpoint_blocks(model)
@@ -82,7 +82,7 @@ def test_names_and_type_stay_and_wrapping_twice_is_wrapping_once() -> None:
     assert list(model.state_dict()) == names
 
 
-def test_a_shallow_replica_runs_its_own_weights() -> None:
+def test_a_shallow_replica_uses_its_own_weights() -> None:
     block = mlp.build(inputs=4, classes=2, hidden=[3])
     checkpoint_blocks(block)
     original = block.blocks[0]

@@ -38,14 +38,14 @@ def config_json(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_is_built_with_fields_changed(config_json: Path) -> None:
+def test_a_model_is_built_with_changed_fields(config_json: Path) -> None:
     model = hugging_face.model(config=str(config_json.parent), num_hidden_layers=2)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert len(model.model.layers) == 2
 
 
 @pytest.mark.parametrize("strategy", ["single", "dp", "model"])
-def test_it_is_planned(config_json: Path, strategy: str) -> None:
+def test_a_model_from_a_config_is_planned(config_json: Path, strategy: str) -> None:
     text = f"""
 model = {{ use = "rankdeck.models.hugging_face:model", args = {{ config = "{config_json}" }} }}
 data = {{ use = "rankdeck.models.hugging_face:tokens", args = {{ config = "{config_json}", length = 16 }} }}
@@ -58,7 +58,7 @@ train = {{ global_batch = 4 }}
     assert all(device.peak_bytes > 0 for device in found.devices.values())
 
 
-def test_what_is_no_configuration_is_said(config_json: Path) -> None:
+def test_an_invalid_model_config_is_refused(config_json: Path) -> None:
     config_json.write_text(json.dumps({**LLAMA, "architectures": ["NoSuchModel"]}))
     with pytest.raises(ModelError, match="NoSuchModel"):
         hugging_face.model(config=str(config_json))

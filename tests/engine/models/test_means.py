@@ -11,27 +11,27 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankdeck.config.catalog import MASKED
+from rankdeck.config.catalog import IGNORE_INDEX
 from rankdeck.models import losses
-from rankdeck.models.losses import terms
+from rankdeck.models.losses import loss_terms
 from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 
-TARGETS = torch.tensor([1, 2, MASKED, 3, 0, MASKED])
+TARGETS = torch.tensor([1, 2, IGNORE_INDEX, 3, 0, IGNORE_INDEX])
 MASK = torch.tensor([1, 1, 0, 0, 1, 0])
 
 
-class Dispatched(TorchDispatchMode):
+class PassThroughMode(TorchDispatchMode):
     """Passes everything on, as the ledger does: tensors of Python numbers arrive as numbers."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **kwargs or {})
 
 
-def counts(loss: Tensor) -> list[float | None]:
-    return [None if term is None else float(term.count) for term in terms(loss)]
+def term_counts(loss: Tensor) -> list[float | None]:
+    return [None if term is None else float(term.count) for term in loss_terms(loss)]
 
 
-def per_target(logits: Tensor) -> Tensor:
+def squared_norms(logits: Tensor) -> Tensor:
     return logits.square().sum(1)
 
 
@@ -39,49 +39,49 @@ def per_target(logits: Tensor) -> Tensor:
     ("loss", "expected"),
     [
         (lambda x: F.cross_entropy(x, TARGETS), [4]),
-        (lambda x: F.cross_entropy(x, TARGETS, reduction="sum") / (TARGETS != MASKED).sum(), [4]),
+        (lambda x: F.cross_entropy(x, TARGETS, reduction="sum") / (TARGETS != IGNORE_INDEX).sum(), [4]),
         (lambda x: F.cross_entropy(x, TARGETS, weight=torch.tensor([3.0, 1, 1, 1, 1])), [6]),
         (lambda x: F.cross_entropy(x, TARGETS, label_smoothing=0.1), [4, 4]),
         (lambda x: F.cross_entropy(x, TARGETS.clamp(min=0), ignore_index=0), [3]),
         (lambda x: F.cross_entropy(x.bfloat16().float(), TARGETS).double(), [4]),
         (lambda x: F.mse_loss(x, torch.zeros(6, 5)), [30]),
-        (lambda x: per_target(x)[MASK > 0].mean(), [3]),
-        (lambda x: per_target(x)[:1].mean(), [1]),
-        (lambda x: (per_target(x) * MASK).sum() / MASK.sum(), [3]),
+        (lambda x: squared_norms(x)[MASK > 0].mean(), [3]),
+        (lambda x: squared_norms(x)[:1].mean(), [1]),
+        (lambda x: (squared_norms(x) * MASK).sum() / MASK.sum(), [3]),
         (lambda x: torch.stack([F.cross_entropy(x, TARGETS), x.mean()]).mean(), [4, 30]),
         (lambda x: F.cross_entropy(x, TARGETS) + 0.1 * x.softmax(1).mean(0).square().sum(), [4, None]),
         (lambda x: F.cross_entropy(x, TARGETS, reduction="sum"), [None]),
         (lambda x: F.kl_div(x.log_softmax(1), torch.full((6, 5), 0.2), reduction="batchmean"), [6]),
-        (lambda x: per_target(x).sum() / len(x), [6]),
-        (lambda x: per_target(x).sum() / 2 / (TARGETS != MASKED).sum(), [8]),
-        (lambda x: per_target(x).sum() / 4.5 / 2.0, [9]),
+        (lambda x: squared_norms(x).sum() / len(x), [6]),
+        (lambda x: squared_norms(x).sum() / 2 / (TARGETS != IGNORE_INDEX).sum(), [8]),
+        (lambda x: squared_norms(x).sum() / 4.5 / 2.0, [9]),
         (lambda x: F.cross_entropy(x, TARGETS).unsqueeze(0).mean(), [4]),
         (lambda x: F.cross_entropy(x, TARGETS).detach(), []),
     ],
 )
-def test_each_mean_says_by_how_much_it_divides(
+def test_the_divisor_of_each_mean_is_found(
     loss: Callable[[Tensor], Tensor], expected: list[float | None]
 ) -> None:
     logits = torch.randn(6, 5, requires_grad=True)
-    assert counts(loss(logits)) == expected
-    with Dispatched():
-        assert counts(loss(logits)) == expected
+    assert term_counts(loss(logits)) == expected
+    with PassThroughMode():
+        assert term_counts(loss(logits)) == expected
 
 
-@pytest.mark.parametrize("mode", [Dispatched, FakeTensorMode])
-def test_a_loss_divided_by_a_python_number_is_a_sum_again(mode: Any) -> None:
+@pytest.mark.parametrize("mode", [PassThroughMode, FakeTensorMode])
+def test_a_loss_divided_by_a_number_is_restored_to_a_sum(mode: Any) -> None:
     with mode():
         logits = torch.ones(6, 5, requires_grad=True)
-        total, count = losses.model_loss().function({"loss": per_target(logits).sum() / len(logits)}, {})
+        total, count = losses.model_loss().function({"loss": squared_norms(logits).sum() / len(logits)}, {})
     assert (count, total.dtype, total.shape) == (6, torch.float32, ())
-    if mode is Dispatched:
+    if mode is PassThroughMode:
         assert total.item() == 30
 
 
 @pytest.mark.parametrize(("first", "expected"), [(0, 6), (1, 4)])
 def test_an_evaluation_counts_as_training_did(first: int, expected: int) -> None:
     loss = losses.model_loss()
-    labels = torch.tensor([[1, 2, MASKED, 3], [4, MASKED, 0, 2]])
+    labels = torch.tensor([[1, 2, IGNORE_INDEX, 3], [4, IGNORE_INDEX, 0, 2]])
     logits = torch.randn(2, 4, 5, requires_grad=True)
 
     def outputs() -> dict[str, Tensor]:
@@ -97,11 +97,11 @@ def test_an_evaluation_counts_as_training_did(first: int, expected: int) -> None
     assert float(count) == 3 * expected
 
 
-def test_means_over_numbers_that_vary_apart_are_told() -> None:
+def test_means_with_independent_divisors_are_reported() -> None:
     loss = losses.model_loss()
     for targets in (TARGETS, TARGETS.clamp(min=0)):
         logits = torch.randn(6, 5, requires_grad=True)
-        assert loss.trouble() is None
+        assert loss.mismatch() is None
         own = F.cross_entropy(logits, targets) + logits.mean()
         loss.function({"loss": own}, {"labels": targets})
-    assert loss.trouble() == losses.HOLDS_SEVERAL
+    assert loss.mismatch() == losses.UNEQUAL_COUNTS

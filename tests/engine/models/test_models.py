@@ -75,7 +75,7 @@ def test_units_are_named_by_their_path_and_hold_every_weight(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_model_can_be_built_on_meta(name: str) -> None:
+def test_models_can_be_built_on_meta(name: str) -> None:
     build, args, _, _ = CASES[name]
     with torch.device("meta"):
         model = build(**args)
@@ -90,7 +90,7 @@ def test_resnet_sizes_are_the_published_ones() -> None:
         assert sum(weight.numel() for weight in model.parameters()) == count
 
 
-def test_gpt_sees_no_later_token() -> None:
+def test_gpt_is_causal() -> None:
     torch.manual_seed(0)
     model = gpt.build(vocabulary=20, layers=2, heads=2, width=16, context=8).eval()
     tokens = torch.randint(20, (1, 8))
@@ -141,7 +141,7 @@ def test_dropout_acts_in_training_only() -> None:
         (resnet.build, {"classes": 2, "stem": "big"}, "model.args.stem", '"small"'),
     ],
 )
-def test_bad_arguments_say_what_where_and_what_next(
+def test_bad_arguments_are_refused_with_path_and_advice(
     build: Any, args: dict[str, Any], path: str, advice: str
 ) -> None:
     with pytest.raises(ModelError) as caught:

@@ -10,7 +10,7 @@ from rankdeck import events
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import largest_difference
 
-_OWN = """
+_USER_CODE = """
 import torch.nn.functional as F
 
 def plain(outputs, targets):
@@ -37,7 +37,7 @@ def test_a_count_may_be_a_sum_of_weights_below_one(tmp_path: Path, loss: str, is
     from safetensors.torch import load_file
 
     wrong = "\ndef total_only(outputs, targets):\n    return weighted(outputs, targets)[0], len(targets)\n"
-    (tmp_path / "own.py").write_text(_OWN + wrong)
+    (tmp_path / "own.py").write_text(_USER_CODE + wrong)
     found = []
     for name in ("plain", loss):
         out = tmp_path / f"{name}.safetensors"
@@ -47,8 +47,8 @@ def test_a_count_may_be_a_sum_of_weights_below_one(tmp_path: Path, loss: str, is
     assert (largest_difference(*found) < 1e-6) is is_equal
 
 
-def test_a_held_out_loss_over_no_target_is_unknown(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(_OWN)
+def test_a_heldout_loss_without_targets_is_none(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(_USER_CODE)
     toml, out = _TOML.format(folder=tmp_path, loss="nothing"), tmp_path / "weights.safetensors"
     train_once({"toml": toml, "out": str(out), "events": str(tmp_path)}, rank=0, world_size=1)
     told = events.decode_lines((tmp_path / "rank-0.0.jsonl").read_bytes())

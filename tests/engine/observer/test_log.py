@@ -11,36 +11,36 @@ import pytest
 
 import rankdeck
 from rankdeck import events
-from tests.helpers.telling import found, telling
-from tests.helpers.watched import INJECT, Watched, observe
+from tests.helpers.logging_script import expected_values, logging_run
+from tests.helpers.observed_process import INJECT, ObservedProcess, observe_script
 
 
-def test_outside_a_run_it_does_nothing() -> None:
+def test_log_does_nothing_outside_a_run() -> None:
     rankdeck.log(loss=0.5, step=3)
     rankdeck.log({"train/loss": 0.5})
     assert "_rankdeck_observer" not in sys.modules
 
 
-def test_the_package_knows_its_public_names_only() -> None:
+def test_an_unknown_name_of_the_package_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'no_such_name'"):
         _ = rankdeck.no_such_name
 
 
 def test_values_become_curves_under_their_names() -> None:
-    told = telling().values("rankdeck")
-    assert told["loss"] == list(enumerate(found()["losses"]))
+    told = logging_run().logged_values("rankdeck")
+    assert told["loss"] == list(enumerate(expected_values()["losses"]))
     assert told["accuracy"] == [(0, 0.5), (1, 1.5), (2, 2.5)]
     assert told["train/loss"] == [(9, 1.0)]
     assert set(told) == {"loss", "accuracy", "train/loss"}  # neither texts nor truth values
 
 
-def test_what_is_no_mapping_is_noted_once_and_the_script_goes_on() -> None:
-    assert telling().status == 0
-    assert "not a mapping" in telling().off()["rankdeck.log"]
+def test_logging_a_non_mapping_is_reported_and_the_script_continues() -> None:
+    assert logging_run().status == 0
+    assert "not a mapping" in logging_run().disabled_parts()["rankdeck.log"]
 
 
-def test_each_value_says_when_it_was_logged() -> None:
-    told = [event for event in telling().of(events.Metrics) if event.through == "rankdeck"]
+def test_each_logged_value_has_a_time_and_a_step_count() -> None:
+    told = [event for event in logging_run().events_of_type(events.Metrics) if event.through == "rankdeck"]
     times, after = (
         [t for event in told for t in event.times],
         [step for event in told for step in event.after],
@@ -52,17 +52,17 @@ def test_each_value_says_when_it_was_logged() -> None:
 # Who never steps an optimizer.
 
 
-def _logged(seen: Watched) -> dict[int, dict[str, list[float | None]]]:
+def _logged_values(seen: ObservedProcess) -> dict[int, dict[str, list[float | None]]]:
     """rank -> name -> values, of all that was told."""
     found: dict[int, dict[str, list[float | None]]] = {}
     for rank in seen.ranks():
-        for event in seen.of(events.Metrics, rank):
+        for event in seen.events_of_type(events.Metrics, rank):
             for name, values in event.values.items():
                 found.setdefault(rank, {}).setdefault(name, []).extend(values)
     return found
 
 
-def test_a_process_without_an_optimizer_tells_its_values_while_it_runs(tmp_path: Path) -> None:
+def test_a_process_without_an_optimizer_logs_while_it_runs(tmp_path: Path) -> None:
     """It has no torch either. It waits until some lines are there; its end writes the others."""
     script = """
 import glob, os, rankdeck, sys, threading
@@ -72,9 +72,9 @@ while not any(os.path.getsize(file) for file in glob.glob("run/events/*")): thre
 rankdeck.log({"loss": 0.5}, accuracy=0.9)
 print("torch" in sys.modules)
 """
-    seen = observe(script, tmp_path / "script", RANK="3", WORLD_SIZE="4", timeout_s=30)
+    seen = observe_script(script, tmp_path / "script", RANK="3", WORLD_SIZE="4", timeout_s=30)
     assert (seen.stdout, seen.stderr, seen.status) == ("False\n", "", 0)
-    assert _logged(seen) == {3: {"loss": [3.0, 2.0, 1.0, 0.5], "accuracy": [0.9]}}
+    assert _logged_values(seen) == {3: {"loss": [3.0, 2.0, 1.0, 0.5], "accuracy": [0.9]}}
     assert {type(event) for event in seen.events(3)} == {events.Metrics}, "it is no rank that began"
 
 
@@ -91,7 +91,7 @@ def until(rank, text):
 
 
 @pytest.mark.slow
-def test_of_two_that_log_as_one_rank_the_one_that_trains_keeps_it(tmp_path: Path) -> None:
+def test_of_two_processes_with_one_rank_the_training_one_keeps_it(tmp_path: Path) -> None:
     script = """
 rankdeck.log(by_parent=1)
 until(0, "by_parent")
@@ -106,15 +106,18 @@ rankdeck.log(by_parent=3)
 os.waitpid(child, 0)
 rankdeck.log(by_parent=4)
 """
-    seen = observe(_TRAINS + script, tmp_path / "script", timeout_s=60)
+    seen = observe_script(_TRAINS + script, tmp_path / "script", timeout_s=60)
     assert (seen.stdout, seen.stderr, seen.status) == ("", "", 0)
-    told = _logged(seen)
+    told = _logged_values(seen)
     assert told[0] == {"by_parent": [1.0], "by_child": [2.0]}
     assert told[1] == {"by_parent": [3.0, 4.0]}
-    assert (len(seen.of(events.RankStarted)), seen.of(events.RankStarted, 1)) == (1, [])
+    assert (len(seen.events_of_type(events.RankStarted)), seen.events_of_type(events.RankStarted, 1)) == (
+        1,
+        [],
+    )
 
 
-def test_a_process_that_multiprocessing_forked_tells_all_it_logged(tmp_path: Path) -> None:
+def test_multiprocessing_children_write_all_logged_values(tmp_path: Path) -> None:
     script = """
 import multiprocessing, rankdeck
 def work():
@@ -125,14 +128,14 @@ if __name__ == "__main__":
         process.start()
         process.join()
 """
-    seen = observe(script, tmp_path / "script", timeout_s=60)
-    assert (seen.stderr, seen.status, _logged(seen)) == ("", 0, {0: {"done": [1.0, 1.0]}})
+    seen = observe_script(script, tmp_path / "script", timeout_s=60)
+    assert (seen.stderr, seen.status, _logged_values(seen)) == ("", 0, {0: {"done": [1.0, 1.0]}})
 
 
 # Where nothing else of ours is.
 
 
-def _bare(code: str, folder: Path, *, observed: bool) -> subprocess.CompletedProcess[str]:
+def _run_bare(code: str, folder: Path, *, observed: bool) -> subprocess.CompletedProcess[str]:
     """Run code in an interpreter that has neither torch nor this package."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if observed:
@@ -149,14 +152,14 @@ def _bare(code: str, folder: Path, *, observed: bool) -> subprocess.CompletedPro
     )
 
 
-def test_an_environment_without_the_package_finds_it_while_observed(tmp_path: Path) -> None:
+def test_an_observed_script_can_import_rankdeck_without_installing_it(tmp_path: Path) -> None:
     code = "import rankdeck; rankdeck.log(loss=1.0, step=2); print(rankdeck.log.__name__, dir(rankdeck)[-1])"
-    done = _bare(code, tmp_path, observed=True)
+    done = _run_bare(code, tmp_path, observed=True)
     assert (done.stdout, done.stderr, done.returncode) == ("log log\n", "", 0)
-    assert "ModuleNotFoundError" in _bare(code, tmp_path, observed=False).stderr
+    assert "ModuleNotFoundError" in _run_bare(code, tmp_path, observed=False).stderr
 
 
-def test_the_persons_own_module_of_that_name_comes_first(tmp_path: Path) -> None:
+def test_a_user_module_named_rankdeck_takes_precedence(tmp_path: Path) -> None:
     (tmp_path / "rankdeck.py").write_text("mine = 1\n")
-    done = _bare("import rankdeck; print(rankdeck.mine)", tmp_path, observed=True)
+    done = _run_bare("import rankdeck; print(rankdeck.mine)", tmp_path, observed=True)
     assert (done.stdout, done.stderr) == ("1\n", "")

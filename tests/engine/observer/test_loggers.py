@@ -1,7 +1,7 @@
 """What a script logs is seen once, under its names and equal to what was logged.
 
-The libraries themselves run where they are installed; stand-ins of three of them (tests/helpers/telling.py)
-run everywhere.
+The libraries themselves run where they are installed; stand-ins of three of them
+(tests/helpers/logging_script.py) run everywhere.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from rankdeck.observer import loggers, parts, readings
-from rankdeck.observer.metrics import MOST_ROWS, MetricsBook
-from tests.helpers.script_python import scripts_have
-from tests.helpers.telling import found, telling
-from tests.helpers.watched import observe
+from rankdeck.observer.metrics import MAX_ROWS, MetricBuffer
+from tests.helpers.logging_script import expected_values, logging_run
+from tests.helpers.observed_process import observe_script
+from tests.helpers.script_python import can_import
 
 # What a book does with values.
 
 
-def _book(read: Callable[[Any], Any] = lambda value: None) -> MetricsBook:
-    return MetricsBook(lambda: None, lambda: 5, read)
+def _make_buffer(read: Callable[[Any], Any] = lambda value: None) -> MetricBuffer:
+    return MetricBuffer(lambda: None, lambda: 5, read)
 
 
-class _OnGpu:
+class _FakeGpuTensor:
     """As much of a tensor on a GPU as a book asks for. Whoever reads it waits for ever."""
 
     device = SimpleNamespace(type="cuda")
@@ -44,8 +44,8 @@ class _OnGpu:
         raise AssertionError("it would wait")
 
 
-def test_values_of_one_step_share_a_row_and_others_get_their_own() -> None:
-    book = _book()
+def test_values_of_one_step_share_a_row() -> None:
+    book = _make_buffer()
     for step in (1, 2):
         book.add("tensorboard", {"loss": step / 4}, step)
         book.add("tensorboard", {"lr": 0.1}, step)
@@ -56,9 +56,9 @@ def test_values_of_one_step_share_a_row_and_others_get_their_own() -> None:
     assert book.take() == []
 
 
-def test_numbers_of_every_kind_are_kept_and_nothing_else() -> None:
+def test_all_kinds_of_numbers_are_logged_and_other_values_dropped() -> None:
     numpy = pytest.importorskip("numpy")
-    book = _book()
+    book = _make_buffer()
     book.add(
         "rankdeck",
         {
@@ -92,12 +92,12 @@ def test_numbers_of_every_kind_are_kept_and_nothing_else() -> None:
     }
 
 
-def test_a_tensor_that_is_spread_over_ranks_is_not_asked_for_its_value() -> None:
+def test_a_dtensor_is_not_read() -> None:
     """It would answer with a collective that no other rank calls."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     try:
         spread = distribute_tensor(torch.ones(1), init_device_mesh("cpu", (1,)), [Shard(0)])
-        book = _book()
+        book = _make_buffer()
         book.add("rankdeck", {"spread": spread, "plain": 1.0})
     finally:
         dist.destroy_process_group()
@@ -105,8 +105,8 @@ def test_a_tensor_that_is_spread_over_ranks_is_not_asked_for_its_value() -> None
     assert event.values == {"plain": [1.0]}
 
 
-def test_a_value_is_what_it_was_when_it_was_logged() -> None:
-    book, running = _book(), torch.zeros(())
+def test_a_tensor_is_read_when_it_is_logged() -> None:
+    book, running = _make_buffer(), torch.zeros(())
     for step in range(3):
         running += 1
         book.add("rankdeck", {"sum": running}, step)
@@ -114,16 +114,16 @@ def test_a_value_is_what_it_was_when_it_was_logged() -> None:
     assert event.values["sum"] == [1.0, 2.0, 3.0]
 
 
-def test_a_number_that_is_on_its_way_holds_up_its_row_and_nobody() -> None:
+def test_a_pending_gpu_value_delays_its_row_and_nothing_else() -> None:
     """Rows stay in order; at the end of a process those that have not come are told without it."""
     memory = torch.zeros(2, dtype=torch.float64)
     bits = memory.view(torch.int64)
-    bits[:] = readings._NOT_YET
-    under_way = [readings.Pending((memory, bits), [0, 0], place, 0) for place in (0, 1)]
-    book = _book(lambda value: under_way.pop(0))
+    bits[:] = readings._PENDING_BITS
+    under_way = [readings.PendingScalar((memory, bits), [0, 0], place, 0) for place in (0, 1)]
+    book = _make_buffer(lambda value: under_way.pop(0))
     book.add("rankdeck", {"loss": 0.5}, 0)
-    book.add("rankdeck", {"loss": _OnGpu()}, 1)
-    book.add("rankdeck", {"loss": _OnGpu()}, 2)
+    book.add("rankdeck", {"loss": _FakeGpuTensor()}, 1)
+    book.add("rankdeck", {"loss": _FakeGpuTensor()}, 2)
     book.add("rankdeck", {"loss": 0.7}, 3)
     (event,) = book.take()
     assert (event.steps, event.values) == ([0], {"loss": [0.5]})
@@ -135,37 +135,37 @@ def test_a_number_that_is_on_its_way_holds_up_its_row_and_nobody() -> None:
     assert (event.steps, event.values) == ([2, 3], {"loss": [None, 0.7]})
 
 
-def test_where_nothing_can_be_written_the_last_values_are_kept_only() -> None:
-    book = _book()
-    for step in range(MOST_ROWS + 3):
+def test_a_full_buffer_drops_the_oldest_rows() -> None:
+    book = _make_buffer()
+    for step in range(MAX_ROWS + 3):
         book.add("rankdeck", {"loss": step}, step)
     (event,) = book.take()
-    assert len(event.steps) == MOST_ROWS and event.steps[-1] == MOST_ROWS + 2
+    assert len(event.steps) == MAX_ROWS and event.steps[-1] == MAX_ROWS + 2
 
 
 # What is watched.
 
 
-def test_every_module_that_is_watched_has_something_to_wrap() -> None:
+def test_every_watched_module_has_calls_to_wrap() -> None:
     assert set(parts.LOGGERS) == set(loggers._CALLS)
     direct = {name for name in parts.LIGHTNING if ".loggers." in name}
     assert direct == set(loggers._LIGHTNING_LOGGERS)
 
 
-def test_stand_ins_of_loggers_are_each_seen_once() -> None:
+def test_each_logged_value_of_a_fake_logger_is_recorded_once() -> None:
     """A writer, a run and a client: mlflow's own functions go through its client, and count once."""
-    losses = list(enumerate(found()["losses"]))
+    losses = list(enumerate(expected_values()["losses"]))
     written: dict[str, list[tuple[int, float]]] = {}
-    for tag, value, step in found()["told"]:
+    for tag, value, step in expected_values()["told"]:
         written.setdefault(tag, []).append((step, value))
-    assert telling().values("tensorboard") == written
-    assert telling().values("mlflow") == {"loss": losses}
-    assert telling().values("wandb") == {
+    assert logging_run().logged_values("tensorboard") == written
+    assert logging_run().logged_values("mlflow") == {"loss": losses}
+    assert logging_run().logged_values("wandb") == {
         "loss": [(None, value) for _, value in losses],
         "nested.deep": [(None, 0.0), (None, 1.0), (None, 2.0)],
         "bad": [],  # infinite each time
     }
-    assert "loggers" not in "".join(telling().off())
+    assert "loggers" not in "".join(logging_run().disabled_parts())
 
 
 # The libraries themselves.
@@ -287,20 +287,20 @@ _ENVIRONMENT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", _SCRIPTS)
-def test_a_library_that_is_installed_is_seen_as_it_logs(library: str, tmp_path: Path) -> None:
+def test_values_logged_with_an_installed_library_are_recorded(library: str, tmp_path: Path) -> None:
     """The script prints what the library itself has kept: name -> steps and values."""
     for name in (library, _ALSO_NEEDS.get(library, library)):
-        if not scripts_have(name.partition(".")[0]):
+        if not can_import(name.partition(".")[0]):
             pytest.skip(f"{name} is not installed")
-    seen = observe(_TRAINED + _SCRIPTS[library], tmp_path / "script", **_ENVIRONMENT)
+    seen = observe_script(_TRAINED + _SCRIPTS[library], tmp_path / "script", **_ENVIRONMENT)
     assert seen.status == 0, seen.stderr
     kept = json.loads(seen.stdout.splitlines()[-1])
-    told = seen.values(_THROUGH.get(library, library))
+    told = seen.logged_values(_THROUGH.get(library, library))
     assert {name: [list(pair) for pair in pairs] for name, pairs in told.items()} == kept
-    assert "loggers" not in "".join(seen.off())
+    assert "loggers" not in "".join(seen.disabled_parts())
 
 
-def test_what_is_logged_and_is_no_number_is_said_to_be_left_out(tmp_path: Path) -> None:
+def test_logged_images_are_reported_as_not_recorded(tmp_path: Path) -> None:
     package = tmp_path / "tensorboardX"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -328,9 +328,11 @@ if IMAGES:
     print(SummaryWriter().add_image("sample", torch.zeros(3, 2, 2)))
     Run().log({"loss": 1.0, "sample": wandb.Image()})
 """
-    done = observe(script.replace("IMAGES", "True"), tmp_path)
+    done = observe_script(script.replace("IMAGES", "True"), tmp_path)
     assert (done.status, done.stdout) == (0, "sample\n"), done.stderr
-    off = {part: reason for part, reason in done.off().items() if part.startswith("all but numbers")}
+    off = {
+        part: reason for part, reason in done.disabled_parts().items() if part.startswith("all but numbers")
+    }
     assert off == {
         "all but numbers (tensorboard)": "add_image is not kept; it is where tensorboard writes it",
         "all but numbers (wandb)": "Image is not kept; it is where wandb writes it",

@@ -11,15 +11,15 @@ from torch.distributed.fsdp import fully_shard
 
 from rankdeck import events
 from rankdeck.observer import memory
-from tests.helpers.telling import found, telling
+from tests.helpers.logging_script import expected_values, logging_run
 
 
-def _stepped(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     loss.backward()
     optimizer.step()
 
 
-def _owned(optimizers: list[torch.optim.Optimizer], *modules: torch.nn.Module) -> dict[str, int]:
+def _owned_bytes(optimizers: list[torch.optim.Optimizer], *modules: torch.nn.Module) -> dict[str, int]:
     (by_kind,) = memory.owned_bytes(torch, optimizers, modules).values()
     return by_kind
 
@@ -31,16 +31,16 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_the_words_are_those_of_the_events() -> None:
+def test_the_constants_equal_those_of_events() -> None:
     assert memory.OWNERS_SEEN == events.OWNERS_SEEN
     assert memory.MEASURED_ON_GPU == events.MEASURED_ON_GPU
     assert memory.UNATTRIBUTED == events.UNATTRIBUTED
     assert set(memory.KINDS) <= set(events.MEMORY_KINDS)
 
 
-def test_a_rank_on_a_cpu_tells_what_its_owners_hold() -> None:
-    held = found()["memory"]
-    told = telling().of(events.Memory)[-1]
+def test_a_cpu_rank_reports_memory_by_owner() -> None:
+    held = expected_values()["memory"]
+    told = logging_run().events_of_type(events.Memory)[-1]
     assert told.source == events.OWNERS_SEEN
     (device,) = told.devices
     # Of a model that nobody wrapped the buffers may not be known.
@@ -48,19 +48,19 @@ def test_a_rank_on_a_cpu_tells_what_its_owners_hold() -> None:
     assert device.live_bytes == device.peak_bytes == sum(device.live_by_kind.values())
 
 
-def test_shared_storages_count_once_and_frozen_weights_of_a_known_model_too() -> None:
+def test_shared_storages_count_once_and_frozen_weights_count() -> None:
     tied = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     tied[1].weight = tied[0].weight
     tied[1].bias.requires_grad_(False)
     optimizer = torch.optim.SGD([tied[0].weight, tied[0].bias], lr=0.1, momentum=0.9)
-    _stepped(optimizer, tied(torch.ones(3, 4)).sum())
+    _step(optimizer, tied(torch.ones(3, 4)).sum())
     trained, frozen_and_norm = 4 * (16 + 4), 4 * (4 + 8)
-    assert _owned([optimizer, optimizer]) == {
+    assert _owned_bytes([optimizer, optimizer]) == {
         "parameters": trained,
         "gradients": trained,
         "optimizer": trained,
     }
-    assert _owned([optimizer], tied) == {
+    assert _owned_bytes([optimizer], tied) == {
         "parameters": trained + frozen_and_norm,
         "buffers": 4 * 8 + 8,
         "gradients": trained + 4 * 8,  # the norm has gradients, which nobody steps
@@ -68,30 +68,30 @@ def test_shared_storages_count_once_and_frozen_weights_of_a_known_model_too() ->
     }
 
 
-def test_slices_of_fully_shard_count_as_this_rank_holds_them(alone: None) -> None:
+def test_fully_shard_counts_only_local_shards(alone: None) -> None:
     model = torch.nn.Linear(10, 10)
     fully_shard(model)
     optimizer = torch.optim.Adam(model.parameters())
-    _stepped(optimizer, model(torch.ones(2, 10)).sum())
-    assert _owned([optimizer], model) == {"parameters": 440, "gradients": 440, "optimizer": 2 * 440 + 8}
+    _step(optimizer, model(torch.ones(2, 10)).sum())
+    assert _owned_bytes([optimizer], model) == {"parameters": 440, "gradients": 440, "optimizer": 2 * 440 + 8}
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_the_inner_optimizer_of_one_that_wraps_it_holds_the_state(alone: None) -> None:
+def test_state_of_a_wrapped_optimizer_belongs_to_the_inner_one(alone: None) -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = torch.nn.Linear(10, 10)
     outer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
-    _stepped(outer, model(torch.ones(2, 10)).sum())
-    assert "optimizer" not in _owned([outer])
-    assert _owned([outer, outer.optim])["optimizer"] == 2 * 440 + 8
+    _step(outer, model(torch.ones(2, 10)).sum())
+    assert "optimizer" not in _owned_bytes([outer])
+    assert _owned_bytes([outer, outer.optim])["optimizer"] == 2 * 440 + 8
 
 
 def test_sparse_gradients_and_lists_of_state_are_found() -> None:
     embedding = torch.nn.Embedding(10, 4, sparse=True)
     sparse = torch.optim.SparseAdam(embedding.parameters())
-    _stepped(sparse, embedding(torch.tensor([1, 2])).sum())
-    assert _owned([sparse]) == {"parameters": 160, "gradients": 2 * 8 + 2 * 16, "optimizer": 320}
+    _step(sparse, embedding(torch.tensor([1, 2])).sum())
+    assert _owned_bytes([sparse]) == {"parameters": 160, "gradients": 2 * 8 + 2 * 16, "optimizer": 320}
 
     linear = torch.nn.Linear(2, 2)
     searching = torch.optim.LBFGS(linear.parameters(), max_iter=3)
@@ -106,33 +106,38 @@ def test_sparse_gradients_and_lists_of_state_are_found() -> None:
     state = searching.state[linear.weight]
     kept = [*state["old_dirs"], *state["old_stps"], state["d"], state["prev_flat_grad"], state["H_diag"]]
     expected = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
-    assert _owned([searching])["optimizer"] >= sum(expected.values()) > 0
+    assert _owned_bytes([searching])["optimizer"] >= sum(expected.values()) > 0
 
 
-def test_what_no_owner_holds_of_an_allocators_bytes_is_unattributed() -> None:
+def test_allocated_bytes_without_an_owner_are_unattributed() -> None:
     known = {"parameters": 50, "optimizer": 30}
     empty = {"parameters": 0, "buffers": 0, "gradients": 0, "optimizer": 0}
-    assert memory.with_rest(known, 100) == {**empty, **known, "unattributed": 20}
+    assert memory.with_unattributed(known, 100) == {**empty, **known, "unattributed": 20}
     # An owner may hold what the allocator did not hand out: never more than there is.
-    assert memory.with_rest(known, 60) == {**empty, "parameters": 50, "optimizer": 10, "unattributed": 0}
+    assert memory.with_unattributed(known, 60) == {
+        **empty,
+        "parameters": 50,
+        "optimizer": 10,
+        "unattributed": 0,
+    }
 
 
-def test_a_reading_soon_after_another_is_left_out() -> None:
+def test_memory_is_not_read_again_before_the_interval_ends() -> None:
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    reader = memory.MemoryOfOwners(torch, 1)
+    reader = memory.OwnedMemoryReader(torch, 1)
     first = reader.read([optimizer], [])
     assert first is not None and first["devices"][0]["device"] == 1
     assert reader.read([optimizer], []) is None
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_read_by_its_allocator_and_keeps_its_peaks() -> None:
+def test_gpu_memory_comes_from_the_allocator_without_resetting_peaks() -> None:
     model = torch.nn.Linear(256, 256, device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _stepped(optimizer, model(torch.ones(64, 256, device="cuda")).sum())
+    _step(optimizer, model(torch.ones(64, 256, device="cuda")).sum())
     peak_bytes = torch.cuda.max_memory_allocated()
-    told = memory.MemoryOfOwners(torch, 0).read([optimizer], [])
+    told = memory.OwnedMemoryReader(torch, 0).read([optimizer], [])
     assert told is not None and told["source"] == events.MEASURED_ON_GPU
     device = told["devices"][0]
     assert device["peak_bytes"] == peak_bytes == torch.cuda.max_memory_allocated()

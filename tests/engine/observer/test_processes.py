@@ -15,32 +15,32 @@ import pytest
 
 from rankdeck import events
 from rankdeck.base.heartbeat import HeartbeatPage, HeartbeatWriter
-from rankdeck.observer.heartbeats import Heart
-from tests.helpers.script_python import PYTHON, parts_off, torch_of_scripts
-from tests.helpers.watched import INJECT, Watched, watch
+from rankdeck.observer.heartbeats import HeartbeatSlot
+from tests.helpers.observed_process import INJECT, ObservedProcess, run_script
+from tests.helpers.script_python import PYTHON, torch_of_scripts, unavailable_parts
 
 SCRIPTS = Path(__file__).parent / "scripts"
-ROOM = INJECT.parent
+OBSERVER_FOLDER = INJECT.parent
 
 
-def _two_ranks(folder: Path, page: HeartbeatPage, *, alone: bool) -> tuple[Watched, list[Any]]:
+def _run_two_ranks(folder: Path, page: HeartbeatPage, *, alone: bool) -> tuple[ObservedProcess, list[Any]]:
     """How they ended, and what they know themselves. torch's gloo ends a rank that has done its work with an
     abort about once in a hundred times, also where nothing of ours is near: then once more."""
     for attempt in range(3):
         place = folder / f"{alone}-{attempt}"
         place.mkdir()
         command: list[str | Path] = [SCRIPTS / "two_ranks.py", place / "meeting"]
-        done = watch(command, None if alone else place / "run", RANKDECK_HEARTBEAT=page.path)
+        done = run_script(command, None if alone else place / "run", RANKDECK_HEARTBEAT=page.path)
         if "terminate called without an active exception" not in done.stderr:
             break
     assert done.status == 0, done.stderr
     return done, [json.loads((place / f"meeting.{rank}").read_text()) for rank in (0, 1)]
 
 
-def test_ranks_that_a_script_forks_are_seen_with_their_wrappers(tmp_path: Path) -> None:
+def test_forked_ranks_are_observed_with_their_wrappers(tmp_path: Path) -> None:
     page = HeartbeatPage(2)
-    _, alone = _two_ranks(tmp_path, page, alone=True)
-    done, told = _two_ranks(tmp_path, page, alone=False)
+    _, alone = _run_two_ranks(tmp_path, page, alone=True)
+    done, told = _run_two_ranks(tmp_path, page, alone=False)
     assert told == alone
     assert done.ranks() == [0, 1]
     for rank in (0, 1):
@@ -53,7 +53,7 @@ def test_ranks_that_a_script_forks_are_seen_with_their_wrappers(tmp_path: Path) 
         assert seen[0].wrapper_options["bucket_cap_mb"] == 1
         assert seen[0].backend == "gloo"
         last = "fully_shard" if torch_of_scripts() >= (2, 6) else "FullyShardedDataParallel"
-        assert (seen[-1].wrapper, seen[-1].parts) == (last, parts_off())
+        assert (seen[-1].wrapper, seen[-1].parts) == (last, unavailable_parts())
         assert seen[-1].model == "torch.nn.modules.container:Sequential"
         # Gradients are parts of larger ones by then: their norm is not known.
         norms = done.steps(rank, "grad_norm")
@@ -65,8 +65,8 @@ def test_ranks_that_a_script_forks_are_seen_with_their_wrappers(tmp_path: Path) 
     page.close()
 
 
-def test_a_script_that_executes_itself_anew_goes_on_in_its_file(tmp_path: Path) -> None:
-    done = watch([SCRIPTS / "again.py"], tmp_path / "run")
+def test_a_script_that_execs_itself_continues_its_event_file(tmp_path: Path) -> None:
+    done = run_script([SCRIPTS / "again.py"], tmp_path / "run")
     assert done.status == 1
     assert done.stderr.endswith("ValueError: ends badly\n")
     printed = [float(line) for line in done.stdout.splitlines()]
@@ -81,7 +81,7 @@ def test_a_script_that_executes_itself_anew_goes_on_in_its_file(tmp_path: Path) 
     assert started[0].pid == started[1].pid
 
 
-def test_a_lock_keeps_two_processes_out_of_one_file(tmp_path: Path) -> None:
+def test_a_lock_keeps_two_processes_from_writing_one_file(tmp_path: Path) -> None:
     from rankdeck.observer.writer import RankFile
 
     first = RankFile(str(tmp_path), 0, 0, 2)
@@ -92,7 +92,7 @@ def test_a_lock_keeps_two_processes_out_of_one_file(tmp_path: Path) -> None:
         file.write('{"kind":"steps","v":1,"se')  # It was killed while it wrote.
     first.close()
     third = RankFile(str(tmp_path), 0, 0, 2)
-    assert (third.rank, third.steps) == (0, 2)
+    assert (third.rank, third.last_step) == (0, 2)
     third.write("observed", {"rank": 0, "script": "x.py"})
     third.close()
     second.close()
@@ -101,9 +101,9 @@ def test_a_lock_keeps_two_processes_out_of_one_file(tmp_path: Path) -> None:
     assert (steps.seq, steps.loss_sum, observed.seq) == (0, [None, 2.0], 1)
 
 
-def test_beats_are_the_same_bytes_as_the_engines() -> None:
+def test_heartbeats_are_byte_equal_to_those_of_the_engine() -> None:
     page = HeartbeatPage(3)
-    theirs, ours = HeartbeatWriter(page.path, 1), Heart(page.path, 2)
+    theirs, ours = HeartbeatWriter(page.path, 1), HeartbeatSlot(page.path, 2)
     for step in (1, 2, 3):
         theirs.beat(step, "step")
         ours.beat(step, "a phase with a name that is too long")
@@ -112,10 +112,10 @@ def test_beats_are_the_same_bytes_as_the_engines() -> None:
     assert beat is not None
     assert (beat.step, beat.phase) == (3, "a phase with a name that")
     # Whoever takes the slot over is not behind.
-    Heart(page.path, 2).beat(4, "step")
+    HeartbeatSlot(page.path, 2).beat(4, "step")
     assert (page.readers[2].read() or ("",))[0] == 4
     with pytest.raises(ValueError, match="no slot"):
-        Heart(page.path, 3)
+        HeartbeatSlot(page.path, 3)
     theirs.close()
     page.close()
 
@@ -123,10 +123,10 @@ def test_beats_are_the_same_bytes_as_the_engines() -> None:
 # A Python without torch: what every helper of a script pays, and sees.
 
 
-def _bare(
+def _run_bare(
     code: str, run: Path | None, *options: str, python: str = PYTHON, **more: str
 ) -> tuple[int, str, str]:
-    done = watch([*options, "-c", code], run, python=python, **more)
+    done = run_script([*options, "-c", code], run, python=python, **more)
     return done.status, done.stdout, done.stderr
 
 
@@ -140,14 +140,14 @@ def _bare(
         "import sys; sys.exit(5)",
     ],
 )
-def test_a_persons_own_sitecustomize_runs_as_ever(tmp_path: Path, own: str | None) -> None:
+def test_a_user_sitecustomize_still_runs(tmp_path: Path, own: str | None) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     if own is not None:
         (folder / "sitecustomize.py").write_text(own + "\n")
     code = "import sys; print([p for p in sys.path if 'observer' in p], 'sitecustomize' in sys.modules)"
-    alone = _bare(code, None, PYTHONPATH=str(folder))
-    observed = _bare(code, tmp_path / "run", PYTHONPATH=os.pathsep.join([str(INJECT), str(folder)]))
+    alone = _run_bare(code, None, PYTHONPATH=str(folder))
+    observed = _run_bare(code, tmp_path / "run", PYTHONPATH=os.pathsep.join([str(INJECT), str(folder)]))
     if "exit" in (own or ""):  # Python itself dies of that, and shows every frame.
         assert [part[-40:] for part in (observed[1], observed[2])] == [
             part[-40:] for part in (alone[1], alone[2])
@@ -157,16 +157,16 @@ def test_a_persons_own_sitecustomize_runs_as_ever(tmp_path: Path, own: str | Non
         assert observed == alone
 
 
-def test_what_is_loaded_without_torch_is_next_to_nothing(tmp_path: Path) -> None:
+def test_without_torch_only_two_modules_are_loaded(tmp_path: Path) -> None:
     code = "import sys; print(*sorted(sys.modules))"
-    before = set(_bare(code, None)[1].split())
-    after = set(_bare(code, tmp_path / "run")[1].split())
+    before = set(_run_bare(code, None)[1].split())
+    after = set(_run_bare(code, tmp_path / "run")[1].split())
     loaded = ("", ".imports", ".parts")
     assert after - before == {f"_rankdeck_observer{name}" for name in loaded}
     assert not (tmp_path / "run/events").exists()
 
 
-def test_imports_are_found_looked_at_and_repeated_as_ever(tmp_path: Path) -> None:
+def test_watched_imports_fail_and_reload_as_without_the_observer(tmp_path: Path) -> None:
     """With stand-ins for watched modules: one is there, one fails, one is not there."""
     package = tmp_path / "wandb"
     package.mkdir()
@@ -182,15 +182,15 @@ def test_imports_are_found_looked_at_and_repeated_as_ever(tmp_path: Path) -> Non
         "    try: importlib.import_module(name)\n"
         "    except ImportError as error: print(error.name, traceback.format_exc())\n"
     )
-    assert _bare(code, tmp_path / "run", PYTHONPATH=os.pathsep.join([str(INJECT), str(tmp_path)])) == _bare(
-        code, None, PYTHONPATH=str(tmp_path)
-    )
+    assert _run_bare(
+        code, tmp_path / "run", PYTHONPATH=os.pathsep.join([str(INJECT), str(tmp_path)])
+    ) == _run_bare(code, None, PYTHONPATH=str(tmp_path))
 
 
-def test_a_part_that_fails_is_off_and_the_script_goes_on(tmp_path: Path) -> None:
+def test_a_failing_part_is_disabled_and_the_script_continues(tmp_path: Path) -> None:
     """The room is copied, and one of its parts broken; the page for heartbeats is not there."""
     room = tmp_path / "room"
-    shutil.copytree(ROOM, room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(OBSERVER_FOLDER, room, ignore=shutil.ignore_patterns("__pycache__"))
     (room / "loaders.py").write_text("def install(module, session): raise KeyError('broken')\n")
     code = (
         "import torch\n"
@@ -198,25 +198,28 @@ def test_a_part_that_fails_is_off_and_the_script_goes_on(tmp_path: Path) -> None
         "for _ in range(3): weight.sum().backward(); optimizer.step()\n"
         "print(weight.item())"
     )
-    done = watch(
+    done = run_script(
         ["-c", code],
         tmp_path / "run",
         PYTHONPATH=str(room / "inject"),
         RANKDECK_HEARTBEAT="/proc/self/fd/999",
     )
     assert (done.status, done.stderr) == (0, "")
-    off = done.observed(0).parts
+    off = done.last_observed(0).parts
     assert off.pop("heartbeats").startswith("FileNotFoundError")
-    assert off == {**parts_off(), "samples": "KeyError: 'broken'"}
+    assert off == {**unavailable_parts(), "samples": "KeyError: 'broken'"}
     assert len(done.steps(0, "ended")) == 3
 
 
 @pytest.mark.slow
-def test_nothing_is_said_to_be_skipped_once_steps_are_off(tmp_path: Path) -> None:
+def test_skipped_steps_are_not_counted_once_steps_are_disabled(tmp_path: Path) -> None:
     room = tmp_path / "room"
-    shutil.copytree(ROOM, room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(OBSERVER_FOLDER, room, ignore=shutil.ignore_patterns("__pycache__"))
     steps = (room / "steps.py").read_text()
-    broken = steps.replace("session.fired += 1", "session.fired += 1 / (session.fired != 2)")
+    broken = steps.replace(
+        "session.num_outermost_steps += 1",
+        "session.num_outermost_steps += 1 / (session.num_outermost_steps != 2)",
+    )
     assert broken != steps
     (room / "steps.py").write_text(broken)
     code = (
@@ -226,22 +229,22 @@ def test_nothing_is_said_to_be_skipped_once_steps_are_off(tmp_path: Path) -> Non
         "for _ in range(5):\n"
         "    scaler.scale(weight.sum()).backward(); scaler.step(optimizer); scaler.update()\n"
     )
-    done = watch(["-c", code], tmp_path / "run", PYTHONPATH=str(room / "inject"))
+    done = run_script(["-c", code], tmp_path / "run", PYTHONPATH=str(room / "inject"))
     assert (done.status, done.stderr) == (0, "")
-    assert set(done.observed(0).parts) == {*parts_off(), "steps"}
-    assert (len(done.steps(0, "ended")), done.observed(0).skipped) == (2, 0)
+    assert set(done.last_observed(0).parts) == {*unavailable_parts(), "steps"}
+    assert (len(done.steps(0, "ended")), done.last_observed(0).skipped) == (2, 0)
 
 
-def test_everything_is_in_the_syntax_of_the_oldest_python() -> None:
-    files = sorted(ROOM.rglob("*.py"))
+def test_the_observer_parses_as_python_3_9() -> None:
+    files = sorted(OBSERVER_FOLDER.rglob("*.py"))
     assert len(files) > 10
     for file in files:
         ast.parse(file.read_text("utf-8"), str(file), feature_version=(3, 9))
 
 
-def test_only_the_standard_library_is_imported_and_torch_in_functions_only() -> None:
+def test_imports_are_stdlib_and_torch_only_inside_functions() -> None:
     allowed = set(sys.stdlib_module_names) | {"sitecustomize"}
-    for file in sorted(ROOM.rglob("*.py")):
+    for file in sorted(OBSERVER_FOLDER.rglob("*.py")):
         tree = ast.parse(file.read_text("utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -266,9 +269,9 @@ def _other_pythons() -> list[str]:
 @pytest.mark.parametrize("python", _other_pythons() or [sys.executable])
 def test_other_pythons_load_every_file(tmp_path: Path, python: str) -> None:
     """Without torch there; what parts do in them is untested."""
-    names = sorted(file.stem for file in ROOM.glob("*.py") if file.stem != "__init__")
+    names = sorted(file.stem for file in OBSERVER_FOLDER.glob("*.py") if file.stem != "__init__")
     code = f"for name in {names}: __import__('_rankdeck_observer.' + name)\nprint('all')"
-    status, out, error = _bare(code, tmp_path / "run", python=python)
+    status, out, error = _run_bare(code, tmp_path / "run", python=python)
     if re.search(r"[./]3\.[0-8]\b", python):
         assert (status, out) == (1, ""), "an older Python is not observed"
         assert error.endswith("No module named '_rankdeck_observer'\n"), error
@@ -276,9 +279,9 @@ def test_other_pythons_load_every_file(tmp_path: Path, python: str) -> None:
         assert (status, out, error) == (0, "all\n", "")
 
 
-def test_an_isolated_python_is_left_alone(tmp_path: Path) -> None:
+def test_an_isolated_python_is_not_observed(tmp_path: Path) -> None:
     code = "import sys; print('_rankdeck_observer' in sys.modules)"
-    assert _bare(code, tmp_path / "run")[1] == "True\n"
-    assert _bare(code, tmp_path / "run", RANKDECK_OBSERVE="none")[1] == "False\n"
+    assert _run_bare(code, tmp_path / "run")[1] == "True\n"
+    assert _run_bare(code, tmp_path / "run", RANKDECK_OBSERVE="none")[1] == "False\n"
     for option in ("-I", "-E", "-S"):
-        assert _bare(code, tmp_path / "run", option)[1] == "False\n"
+        assert _run_bare(code, tmp_path / "run", option)[1] == "False\n"

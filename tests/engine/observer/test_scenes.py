@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rankdeck import events
-from tests.helpers.script_python import parts_off
-from tests.helpers.waiting import with_load
-from tests.helpers.watched import Watched, watch
+from tests.helpers.observed_process import ObservedProcess, run_script
+from tests.helpers.script_python import unavailable_parts
+from tests.helpers.waiting import scale_timeout
 
 SCENES = Path(__file__).parent / "scripts/scenes.py"
 NAMES = re.findall(r"@scene\ndef (\w+)", SCENES.read_text())
@@ -23,16 +23,16 @@ ON_ITS_OWN = {"zero_redundancy"}
 
 
 @pytest.fixture(scope="module")
-def alone() -> Watched:
-    return watch([SCENES], None)
+def alone() -> ObservedProcess:
+    return run_script([SCENES], None)
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    return watch([SCENES], tmp_path_factory.mktemp("observed"))
+def observed(tmp_path_factory: pytest.TempPathFactory) -> ObservedProcess:
+    return run_script([SCENES], tmp_path_factory.mktemp("observed"))
 
 
-def _told(done: Watched) -> dict[str, Any]:
+def _printed_results(done: ObservedProcess) -> dict[str, Any]:
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {name: scene for line in lines for name, scene in line.items()}
 
@@ -41,16 +41,18 @@ def _rank(name: str) -> int:
     return NAMES.index(name)
 
 
-def test_output_status_and_weights_are_those_of_the_script_alone(alone: Watched, observed: Watched) -> None:
+def test_observing_changes_neither_output_nor_weights(
+    alone: ObservedProcess, observed: ObservedProcess
+) -> None:
     assert (alone.status, observed.status) == (0, 0), alone.stderr + observed.stderr
-    expected, seen = _told(alone), _told(observed)
+    expected, seen = _printed_results(alone), _printed_results(observed)
     assert list(expected) == NAMES
     for told in (expected, seen):  # How many steps it took in its time is no matter of the script.
         del told["leaves_at_once"]
     assert seen == expected
 
 
-def test_stderr_is_that_of_the_script_alone(alone: Watched, observed: Watched) -> None:
+def test_observing_does_not_change_stderr(alone: ObservedProcess, observed: ObservedProcess) -> None:
     def without_times(text: str) -> list[str]:
         return [re.sub(r"^W\d+ [\d:.]+ \d+", "", line) for line in text.splitlines()]
 
@@ -60,8 +62,8 @@ def test_stderr_is_that_of_the_script_alone(alone: Watched, observed: Watched) -
 @pytest.mark.parametrize(
     "name", [n for n in NAMES if n not in WITHOUT_STEPS | ON_ITS_OWN | {"leaves_at_once"}]
 )
-def test_steps_and_losses_are_what_the_script_prints(observed: Watched, name: str) -> None:
-    told, rank = _told(observed)[name], _rank(name)
+def test_steps_and_losses_are_what_the_script_prints(observed: ObservedProcess, name: str) -> None:
+    told, rank = _printed_results(observed)[name], _rank(name)
     num = len(told["losses"])
     losses = observed.steps(rank, "loss_sum")[:num]
     assert len(losses) == num
@@ -78,51 +80,51 @@ def test_steps_and_losses_are_what_the_script_prints(observed: Watched, name: st
         assert set(observed.steps(rank, "samples")) == {None}
     if name != "bare":
         assert len(observed.steps(rank, "loss_sum")) == num
-    seen = observed.observed(rank)
-    assert set(seen.parts) == {*parts_off(), *told.get("parts", ())}
+    seen = observed.last_observed(rank)
+    assert set(seen.parts) == {*unavailable_parts(), *told.get("parts", ())}
     assert seen.skipped == told.get("skipped", 0)
     assert seen.wrapper == told.get("wrapper")
 
 
-def test_a_rank_goes_on_in_its_own_file(observed: Watched) -> None:
+def test_a_rank_continues_the_event_file_of_its_last_process(observed: ObservedProcess) -> None:
     """The process group says rank 0, whose process before has ended: steps are counted on."""
-    before = len(_told(observed)["bare"]["losses"])
-    losses = _told(observed)["zero_redundancy"]["losses"]
+    before = len(_printed_results(observed)["bare"]["losses"])
+    losses = _printed_results(observed)["zero_redundancy"]["losses"]
     assert observed.steps(0, "loss_sum")[before:] == losses
     started = [event for event in observed.events(0) if isinstance(event, events.RankStarted)]
     assert len({event.pid for event in started}) == 2
     assert (
-        observed.observed(0).optimizer
+        observed.last_observed(0).optimizer
         == "torch.distributed.optim.zero_redundancy_optimizer:ZeroRedundancyOptimizer"
     )
     assert not (observed.run / f"events/rank-{_rank('zero_redundancy')}.0.jsonl").exists()  # type: ignore[operator]
 
 
-def test_who_never_steps_an_optimizer_is_no_rank(observed: Watched) -> None:
+def test_a_process_without_optimizer_steps_is_no_rank(observed: ObservedProcess) -> None:
     """Nor are loader workers, the process that forked all scenes, and helpers."""
     expected = {_rank(name) for name in NAMES} - {_rank("never_steps"), _rank("zero_redundancy")}
     assert set(observed.ranks()) == expected
 
 
-def test_a_process_that_leaves_at_once_loses_half_a_second_at_most(observed: Watched) -> None:
-    told, rank = _told(observed)["leaves_at_once"], _rank("leaves_at_once")
+def test_an_os_exit_loses_at_most_half_a_second_of_steps(observed: ObservedProcess) -> None:
+    told, rank = _printed_results(observed)["leaves_at_once"], _rank("leaves_at_once")
     ended = observed.steps(rank, "ended")
     assert 0 < len(ended) <= len(told["losses"])
     # It trained for 1.5 s, its first step and words included.
-    assert ended[-1] - ended[0] > 1.5 - with_load(0.75)  # type: ignore[operator]
+    assert ended[-1] - ended[0] > 1.5 - scale_timeout(0.75)  # type: ignore[operator]
 
 
-def test_other_optimizers_are_counted_apart(observed: Watched) -> None:
-    assert observed.observed(_rank("two_optimizers")).other_optimizers == {"Adam": 10}
-    assert observed.observed(_rank("a_second_phase")).other_optimizers == {"SGD": 514}
+def test_steps_of_other_optimizers_are_counted_separately(observed: ObservedProcess) -> None:
+    assert observed.last_observed(_rank("two_optimizers")).other_optimizers == {"Adam": 10}
+    assert observed.last_observed(_rank("a_second_phase")).other_optimizers == {"SGD": 514}
 
 
-def test_the_first_loss_that_is_no_number_is_told(observed: Watched) -> None:
-    assert observed.observed(_rank("loses_its_loss")).not_finite == 3
-    assert observed.observed(_rank("scaler_that_skips")).not_finite is None
+def test_the_first_non_finite_loss_is_reported(observed: ObservedProcess) -> None:
+    assert observed.last_observed(_rank("loses_its_loss")).not_finite == 3
+    assert observed.last_observed(_rank("scaler_that_skips")).not_finite is None
 
 
-def test_what_is_trained_is_named(observed: Watched) -> None:
+def test_model_data_and_optimizer_are_reported(observed: ObservedProcess) -> None:
     lines = observed.events(_rank("bare"))
     other = [i for i, event in enumerate(lines) if isinstance(event, events.RankStarted)][1]
     seen = [event for event in lines[:other] if isinstance(event, events.Observed)][-1]
@@ -131,18 +133,18 @@ def test_what_is_trained_is_named(observed: Watched) -> None:
     assert seen.num_parameters == 16 * 32 + 32 + 32 * 4 + 4
     assert (seen.dataset, seen.num_samples) == ("torch.utils.data.dataset:TensorDataset", 128)
     assert (seen.batch, seen.loader_workers, seen.accumulate) == (24, 2, 1)
-    assert observed.observed(_rank("data_parallel")).model == seen.model
-    adam = observed.observed(_rank("closures_with_accumulation"))
+    assert observed.last_observed(_rank("data_parallel")).model == seen.model
+    adam = observed.last_observed(_rank("closures_with_accumulation"))
     assert adam.optimizer == "torch.optim.adamw:AdamW"
     assert adam.accumulate == 2
     (group,) = adam.parameter_groups
     assert (group["lr"], group["betas"], group["weight_decay"]) == (0.01, [0.9, 0.999], 0.01)
-    precisions = (seen.precision, observed.observed(_rank("narrow_and_sparse")).precision)
-    assert precisions == ((None, None) if "precision" in parts_off() else ("fp32", "bf16"))
+    precisions = (seen.precision, observed.last_observed(_rank("narrow_and_sparse")).precision)
+    assert precisions == ((None, None) if "precision" in unavailable_parts() else ("fp32", "bf16"))
     assert set(adam.versions) >= {"python", "torch"}
 
 
-def test_waiting_for_the_loader_is_part_of_a_step(observed: Watched) -> None:
+def test_a_step_includes_the_wait_for_the_loader(observed: ObservedProcess) -> None:
     waits = observed.steps(_rank("bare"), "wait_s")
     lengths = observed.steps(_rank("bare"), "step_s")
     assert all(0 < wait < length for wait, length in zip(waits[:6], lengths[:6], strict=True))  # type: ignore[operator]

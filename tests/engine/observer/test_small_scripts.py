@@ -13,8 +13,8 @@ import pytest
 
 from rankdeck import events
 from rankdeck.base.heartbeat import HeartbeatPage
-from rankdeck.diagnose.stacks import calls_of
-from tests.helpers.watched import Watched, watch_each
+from rankdeck.diagnose.stacks import parse_calls
+from tests.helpers.observed_process import ObservedProcess, observe_scripts
 
 _TRAINS = """
 import os, signal, sys, threading, time, torch
@@ -124,103 +124,103 @@ rankdeck.log(loss=0.25)
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Watched]]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ObservedProcess]]:
     scripts = {
         name: (_IN_GROUP if name.endswith("in a group") else _TRAINS) + text
         for name, text in _SCRIPTS.items()
     }
     page = HeartbeatPage(1)
-    yield watch_each(scripts, tmp_path_factory.mktemp("small"), RANKDECK_HEARTBEAT=page.path)
+    yield observe_scripts(scripts, tmp_path_factory.mktemp("small"), RANKDECK_HEARTBEAT=page.path)
     page.close()
 
 
-def _run_of(done: Watched) -> Path:
+def _run_folder(done: ObservedProcess) -> Path:
     assert done.run is not None
     return done.run
 
 
-def _calls(done: Watched) -> list[str] | None:
+def _collective_texts(done: ObservedProcess) -> list[str] | None:
     """The collectives that it has told of, in words."""
-    file = _run_of(done) / "logs/rank-0.0.calls"
+    file = _run_folder(done) / "logs/rank-0.0.calls"
     assert [one.suffix for one in file.parent.glob("*.calls*")] in ([], [".calls"])
-    return [str(call.words()) for call in calls_of(file.read_bytes())] if file.exists() else None
+    return [str(call.text()) for call in parse_calls(file.read_bytes())] if file.exists() else None
 
 
-def test_stacks_come_on_an_unused_signal(seen: dict[str, Watched]) -> None:
+def test_stacks_are_written_on_an_unused_signal(seen: dict[str, ObservedProcess]) -> None:
     """The script itself asks for them, as its supervisor would."""
     done = seen["asks for stacks"]
     assert (done.status, done.stdout, done.stderr) == (0, "mine\n", "")
     started = done.events(0)[0]
     assert isinstance(started, events.RankStarted)
     assert started.stack_signal == signal.SIGRTMAX - 2, "the highest that the script did not take"
-    assert "in stands_still" in (_run_of(done) / "logs/rank-0.0.stacks").read_text()
+    assert "in stands_still" in (_run_folder(done) / "logs/rank-0.0.stacks").read_text()
 
 
-def test_who_is_asked_for_its_stacks_tells_its_collectives_too(seen: dict[str, Watched]) -> None:
+def test_a_stack_request_also_writes_the_collectives(seen: dict[str, ObservedProcess]) -> None:
     """While it goes on: it waits for that."""
     done = seen["asks in a group"]
-    told = _calls(done)
+    told = _collective_texts(done)
     assert done.status == 0 and told is not None and told[0] == "all_reduce number 1 (5 Float)"
 
 
-def test_who_fails_tells_its_collectives_and_nobody_else_does(seen: dict[str, Watched]) -> None:
+def test_only_a_failing_script_writes_its_collectives(seen: dict[str, ObservedProcess]) -> None:
     fails, ends_well = seen["fails in a group"], seen["ends well in a group"]
-    assert (ends_well.status, _calls(ends_well)) == (0, None)
-    assert (fails.status, _calls(fails)) == (1, ["all_reduce number 1 (5 Float)"])
+    assert (ends_well.status, _collective_texts(ends_well)) == (0, None)
+    assert (fails.status, _collective_texts(fails)) == (1, ["all_reduce number 1 (5 Float)"])
 
 
-def test_a_signal_that_the_script_has_blocked_waits_for_it(seen: dict[str, Watched]) -> None:
+def test_a_signal_blocked_by_the_script_stays_pending(seen: dict[str, ObservedProcess]) -> None:
     """As while it saves: no thread of ours may take it meanwhile."""
     done = seen["blocks a signal"]
     assert (done.status, done.stdout, done.stderr) == (-signal.SIGTERM, "saved\n", "")
 
 
-def test_a_script_that_takes_every_descriptor_has_them_for_itself(seen: dict[str, Watched]) -> None:
+def test_a_script_may_take_every_file_descriptor(seen: dict[str, ObservedProcess]) -> None:
     """As a daemon that closes what it does not know: our numbers are those of its own files then."""
     done = seen["takes descriptors"]
     assert (done.status, done.stdout, done.stderr) == (0, "True\n", "")
-    assert (_run_of(done).parent / "own").read_bytes() == b"x" * 597
+    assert (_run_folder(done).parent / "own").read_bytes() == b"x" * 597
     assert len(done.steps(0, "ended")) == 10
 
 
-def test_counts_alone_are_not_told_at_each_tick(seen: dict[str, Watched]) -> None:
+def test_changed_counters_alone_are_not_reported_at_each_tick(seen: dict[str, ObservedProcess]) -> None:
     """Two optimizers in turn, for eight ticks: the counts are whole at the end."""
     done = seen["two in turn"]
     assert (done.status, done.stderr) == (0, "")
-    told = done.of(events.Observed)
+    told = done.events_of_type(events.Observed)
     assert told[-1].other_optimizers == {"SGD": int(done.stdout)}
     assert len(told) <= 4
 
 
-def test_who_waits_for_ever_while_writing_holds_up_neither_a_fork_nor_the_end(
-    seen: dict[str, Watched],
+def test_a_blocked_writer_thread_delays_neither_fork_nor_exit(
+    seen: dict[str, ObservedProcess],
 ) -> None:
     done = seen["waits while writing"]
     assert (done.stdout, done.stderr, done.status) == ("done\n", "", 0)
-    assert done.of(events.Steps)
+    assert done.events_of_type(events.Steps)
 
 
-def test_a_run_directory_that_cannot_be_written_is_no_harm(seen: dict[str, Watched]) -> None:
+def test_an_unwritable_run_folder_does_not_break_the_script(seen: dict[str, ObservedProcess]) -> None:
     done = seen["writes nothing"]
     assert (done.status, done.stdout.strip()[:4], done.stderr) == (0, "0.89", "")
 
 
-def test_who_logs_first_and_steps_later_is_one_rank(seen: dict[str, Watched]) -> None:
+def test_a_process_that_logs_before_its_first_step_is_one_rank(seen: dict[str, ObservedProcess]) -> None:
     done = seen["logs first"]
     assert (done.stdout, done.stderr, done.status) == ("", "", 0)
     assert done.ranks() == [0]
     logged: dict[str, list[float | None]] = {}
-    for event in done.of(events.Metrics):
+    for event in done.events_of_type(events.Metrics):
         for name, values in event.values.items():
             logged.setdefault(name, []).extend(values)
     assert logged == {"width": [8.0], "loss": [0.5, 0.25]}
-    assert sum(len(event.ended) for event in done.of(events.Steps)) == 3
-    assert len(done.of(events.RankStarted)) == 1
+    assert sum(len(event.ended) for event in done.events_of_type(events.Steps)) == 3
+    assert len(done.events_of_type(events.RankStarted)) == 1
 
 
 @pytest.mark.parametrize("end", ["ends", "is killed"])
-def test_the_last_loss_is_known_although_few_quick_steps_are_sampled(
-    seen: dict[str, Watched], end: str
+def test_the_last_loss_is_recorded_though_few_steps_are_sampled(
+    seen: dict[str, ObservedProcess], end: str
 ) -> None:
     done = seen[f"steps quickly and {end}"]
     losses = done.steps(0, "loss_sum")

@@ -12,7 +12,7 @@ from tests.helpers.planning import Planner
 
 
 @pytest.fixture(scope="package", autouse=True)
-def _imported_once() -> None:
+def _preload_once() -> None:
     preload()
     preload_strategies()
 

@@ -13,8 +13,8 @@ from tests.helpers.planning import Case, Planner
 from tests.helpers.ranks import RankSet
 
 RanksOf = Callable[[int], RankSet]
-BAR = 0.001
-BAR_OF_SPARSE_SUMS = 0.02
+MAX_ERROR = 0.001
+MAX_SPARSE_ERROR = 0.02
 """Which rows of a table several ranks have in common, values say: planned are none."""
 # Each on 2 ranks or on 4; the whole matrix is slow.
 IN_CI = {
@@ -51,23 +51,23 @@ def ranks_of(rank_set_of: RanksOf) -> RanksOf:
     return rank_set_of
 
 
-def check(case: Case, planner: Planner, ranks: RankSet | None) -> None:
+def check_plan(case: Case, planner: Planner, ranks: RankSet | None) -> None:
     if case.model.startswith("hf-"):
         pytest.importorskip("transformers", reason="the hf extra is not installed")
     line = planner.plan(case)
     assert line.devices, line.reason
-    found = planning.measured_by(case, ranks, lowest_of=3 if case.has_ranks else 1)
+    found = planning.measure(case, ranks, lowest_of=3 if case.has_ranks else 1)
     predicted = [device.active_bytes for device in line.devices]
-    errors = planning.errors_of(predicted, found)
+    errors = planning.relative_errors(predicted, found)
     if line.bound == "least":
         assert min(errors) > -0.01 and max(errors) <= 0, (predicted, found)
     elif case.model == "sparse" and case.strategy.startswith("ddp"):
-        assert min(errors) >= 0 and max(errors) <= BAR_OF_SPARSE_SUMS, (predicted, found)
+        assert min(errors) >= 0 and max(errors) <= MAX_SPARSE_ERROR, (predicted, found)
     else:
-        assert max(map(abs, errors)) <= BAR, (predicted, found)
+        assert max(map(abs, errors)) <= MAX_ERROR, (predicted, found)
 
 
-def chosen(num_devices: int, *, have_ranks: bool) -> list[Any]:
+def case_params(num_devices: int, *, have_ranks: bool) -> list[Any]:
     return [
         pytest.param(case, id=str(case), marks=[] if case in IN_CI else pytest.mark.slow)
         for case in planning.cases(num_devices)
@@ -75,41 +75,41 @@ def chosen(num_devices: int, *, have_ranks: bool) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("case", chosen(4, have_ranks=False))
-def test_one_process_on_four_devices(case: Case, planner: Planner) -> None:
-    check(case, planner, None)
+@pytest.mark.parametrize("case", case_params(4, have_ranks=False))
+def test_plans_of_one_process_match_the_ledger(case: Case, planner: Planner) -> None:
+    check_plan(case, planner, None)
 
 
-@pytest.mark.parametrize("case", chosen(2, have_ranks=True))
-def test_two_ranks(case: Case, planner: Planner, ranks_of: RanksOf) -> None:
-    check(case, planner, ranks_of(2))
+@pytest.mark.parametrize("case", case_params(2, have_ranks=True))
+def test_plans_of_two_ranks_match_the_ledger(case: Case, planner: Planner, ranks_of: RanksOf) -> None:
+    check_plan(case, planner, ranks_of(2))
 
 
-@pytest.mark.parametrize("case", chosen(4, have_ranks=True))
-def test_four_ranks(case: Case, planner: Planner, ranks_of: RanksOf) -> None:
-    check(case, planner, ranks_of(4))
+@pytest.mark.parametrize("case", case_params(4, have_ranks=True))
+def test_plans_of_four_ranks_match_the_ledger(case: Case, planner: Planner, ranks_of: RanksOf) -> None:
+    check_plan(case, planner, ranks_of(4))
 
 
-def test_a_wrong_model_is_seen(planner: Planner) -> None:
+def test_a_plan_of_another_model_does_not_match(planner: Planner) -> None:
     """The negative control: another model's plan is far from what was measured."""
     predicted = [device.active_bytes for device in planner.plan(Case("mlp", "dp", 4)).devices]
-    found = planning.measured_by(Case("gpt", "dp", 4), None)
-    assert max(map(abs, planning.errors_of(predicted, found))) > 50 * BAR
+    found = planning.measure(Case("gpt", "dp", 4), None)
+    assert max(map(abs, planning.relative_errors(predicted, found))) > 50 * MAX_ERROR
 
 
 BLOCKS, BLOCK_BYTES = 8, 4 * 64 * (12 * 64 + 13)
 ROOT_BYTES = 4 * 64 * (64 + 32 + 2)
-CUT = {
+SHARDED = {
     "fsdp": '{ use = "fsdp" }',
     "tensor": '{ use = "tensor" }',
     "shard-tensor": '{ use = "hybrid", shard = 2, tensor = 2 }',
     "stage-shard": '{ use = "hybrid", stage = 2, shard = 2, microbatches = 2 }',
     "stage-tensor": '{ use = "hybrid", stage = 2, tensor = 2, microbatches = 2 }',
 }
-CUT_IN_CI = ("fsdp", "tensor", "stage-shard")
+SHARDED_IN_CI = ("fsdp", "tensor", "stage-shard")
 
 
-def to_build(strategy: str) -> str:
+def build_config(strategy: str) -> str:
     return f"""
 model.use = "gpt"
 model.args = {{ layers = {BLOCKS}, heads = 4, width = 64, context = 32, vocabulary = 64, tied = true }}
@@ -123,18 +123,18 @@ train = {{ steps = 2, global_batch = 16, evaluate_every = 0 }}
 @pytest.mark.parametrize(
     "strategy",
     [
-        pytest.param(table, id=name, marks=() if name in CUT_IN_CI else pytest.mark.slow)
-        for name, table in CUT.items()
+        pytest.param(table, id=name, marks=() if name in SHARDED_IN_CI else pytest.mark.slow)
+        for name, table in SHARDED.items()
     ],
 )
-def test_a_start_holds_a_block_beside_slices_as_planned(strategy: str, ranks_of: RanksOf) -> None:
+def test_peak_memory_while_building_is_as_planned(strategy: str, ranks_of: RanksOf) -> None:
     """Of each rank its lowest peak: in one start of three gloo's own thread holds what it sends for longer
     than it must, which the next start does not repeat.
     """
-    planned = pytest.approx(planning.planned_to_build(to_build(strategy), 4), rel=BAR)
+    planned = pytest.approx(planning.planned_build_peak(build_config(strategy), 4), rel=MAX_ERROR)
     lowest = [BLOCKS * BLOCK_BYTES] * 4
     for _ in range(12):
-        found = ranks_of(4).call("tests.helpers.planning:built", toml=to_build(strategy))
+        found = ranks_of(4).call("tests.helpers.planning:build_memory", toml=build_config(strategy))
         assert all(equal for *_, equal in found)
         lowest = [min(before, peak_bytes) for before, (peak_bytes, *_) in zip(lowest, found, strict=True)]
         # The block and its slices, or its copy on the way from rank 0.
@@ -146,9 +146,9 @@ def test_a_start_holds_a_block_beside_slices_as_planned(strategy: str, ranks_of:
     assert all(map(operator.le, lowest, most)), (lowest, most)
 
 
-def test_what_is_not_cut_is_held_whole_from_the_start(ranks_of: RanksOf) -> None:
+def test_ddp_holds_the_whole_model_while_building(ranks_of: RanksOf) -> None:
     for peak_bytes, _, equal in ranks_of(4).call(
-        "tests.helpers.planning:built", toml=to_build('{ use = "ddp" }')
+        "tests.helpers.planning:build_memory", toml=build_config('{ use = "ddp" }')
     ):
         assert peak_bytes > BLOCKS * BLOCK_BYTES
         assert equal

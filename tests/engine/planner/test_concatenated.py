@@ -9,14 +9,14 @@ import pytest
 
 from rankdeck.config import RunConfig, from_text
 from rankdeck.planner.candidates import Candidate, Target, TargetDevice
-from rankdeck.planner.look import BUDGET_S, look
-from rankdeck.planner.pool import plan_lines_of
-from rankdeck.planner.samples import LONGEST, SUM, UNKNOWN, Growth, Samples, growth_of
-from rankdeck.run.plan_lines import PlanLine, words_of
+from rankdeck.planner.pool import plan_candidates
+from rankdeck.planner.sample_reader import BUDGET_S, read_samples
+from rankdeck.planner.samples import LONGEST, SUM, UNKNOWN, Growth, Samples, find_growth
+from rankdeck.run.plan_lines import PlanLine, plan_verdict_text
 from tests.helpers import concatenated, padded
 from tests.helpers.planning import peaks_by_step
 from tests.helpers.ranks import RankSet
-from tests.helpers.waiting import with_load
+from tests.helpers.waiting import scale_timeout
 
 OWN, PADDED = Path(concatenated.__file__), Path(padded.__file__)
 DATA = {
@@ -51,17 +51,17 @@ def config(data: str, strategy: str = "single", num_devices: int = 1) -> RunConf
     return from_text(toml(data, strategy, num_devices), folder=Path.cwd())
 
 
-def planned(base: RunConfig, samples: Samples | None = None) -> PlanLine:
+def plan(base: RunConfig, samples: Samples | None = None) -> PlanLine:
     num_devices = base.selection.count or 1
     target = Target("rehearsal", (TargetDevice(None, None),) * num_devices, like_cuda=False)
     if samples is None:
-        samples = look(base, with_load(BUDGET_S))
-    (line,) = plan_lines_of(base, [Candidate(base.strategy.use)], target, samples=samples)
+        samples = read_samples(base, scale_timeout(BUDGET_S))
+    (line,) = plan_candidates(base, [Candidate(base.strategy.use)], target, samples=samples)
     assert line.devices, line.reason
     return line
 
 
-def peak_of(text: str, ranks: RankSet | None = None) -> int:
+def measure_peak(text: str, ranks: RankSet | None = None) -> int:
     """The most that a device held in a run's steps: of each step the lowest of three runs, which leaves out
     what gloo's own thread now and then holds for longer than it must."""
     num_steps = NUM_STEPS - FIRST
@@ -86,28 +86,28 @@ def peak(line: PlanLine) -> int:
         *(("fsdp", data) for data in ("packed", "padded")),
     ],
 )
-def test_the_largest_batch_of_the_run_is_planned(two_ranks: RankSet, strategy: str, data: str) -> None:
+def test_the_largest_batch_of_a_run_is_planned(two_ranks: RankSet, strategy: str, data: str) -> None:
     num_devices = 1 if strategy == "single" else 2
     text, ranks = toml(data, strategy, num_devices), two_ranks if num_devices > 1 else None
-    found = peak_of(text, ranks)
-    line = planned(config(data, strategy, num_devices))
+    found = measure_peak(text, ranks)
+    line = plan(config(data, strategy, num_devices))
     assert line.verdict == "fits" and not line.is_bound, line.reason
     assert -1e-4 <= peak(line) / found - 1 <= 0.05
 
 
-def test_taking_the_first_dim_for_the_samples_is_far_too_little() -> None:
-    assert peak(planned(config("packed"), Samples())) < 0.85 * peak(planned(config("packed")))
+def test_planning_by_the_first_dim_is_too_little() -> None:
+    assert peak(plan(config("packed"), Samples())) < 0.85 * peak(plan(config("packed")))
 
 
-def test_it_says_which_batch_is_planned() -> None:
-    assert planned(config("graphs")).notes == [
+def test_a_note_names_the_planned_batch() -> None:
+    assert plan(config("graphs")).notes == [
         "Batches hold their samples end to end; planned for the largest of the run, by all 256 samples."
     ]
 
 
-def test_numbers_beside_the_tensors_are_those_of_the_batch() -> None:
+def test_numbers_beside_tensors_match_the_batch() -> None:
     """`num_graphs` is as many as there are samples, `longest` the longest of them."""
-    samples = look(config("packed"))
+    samples = read_samples(config("packed"))
     largest = samples.largest_batch(16, config("packed"))
     assert largest.sizes is not None
     rows, offsets, longest, _ = largest.sizes
@@ -116,8 +116,8 @@ def test_numbers_beside_the_tensors_are_those_of_the_batch() -> None:
     assert 16 * sum(lengths) / len(lengths) < rows < 16 * max(lengths)
 
 
-def test_fewer_steps_meet_smaller_batches() -> None:
-    samples = look(config("graphs"))
+def test_fewer_steps_have_smaller_largest_batches() -> None:
+    samples = read_samples(config("graphs"))
     rows = []
     for steps in (1, 10, 1000):
         base = from_text(
@@ -130,26 +130,26 @@ def test_fewer_steps_meet_smaller_batches() -> None:
 
 
 @pytest.mark.parametrize("data", ["pairs", "lists"])
-def test_what_follows_no_rule_may_fit_and_says_so(data: str) -> None:
-    line = planned(config(data))
-    assert line.bound == "least" and words_of(line) == "may fit"
+def test_batches_without_a_rule_give_a_lower_bound(data: str) -> None:
+    line = plan(config(data))
+    assert line.bound == "least" and plan_verdict_text(line) == "may fit"
     assert "how batches grow with their samples is not known" in line.notes[0]
-    assert -0.05 <= peak(line) / peak_of(toml(data)) - 1 <= 0.05
+    assert -0.05 <= peak(line) / measure_peak(toml(data)) - 1 <= 0.05
 
 
-def test_a_model_that_counts_graphs_by_their_numbers_may_fit() -> None:
+def test_a_model_that_reads_values_gives_a_lower_bound() -> None:
     text = toml("graphs").replace(':GraphNet"', ':GraphNet", args = { reads_values = true }')
-    line = planned(from_text(text, folder=Path.cwd()))
+    line = plan(from_text(text, folder=Path.cwd()))
     assert line.bound == "least"
-    assert 0 <= peak(line) / peak_of(text) - 1 <= 0.05
+    assert 0 <= peak(line) / measure_peak(text) - 1 <= 0.05
 
 
-def test_what_cannot_all_be_looked_at_is_a_bound() -> None:
-    samples = look(config("graphs"), budget_s=0.0)
+def test_partly_read_samples_give_a_bound() -> None:
+    samples = read_samples(config("graphs"), budget_s=0.0)
     assert samples.is_bound and len(samples.seen) == 1
     assert [growth.rule for growth in samples.growths[:2]] == [SUM, LONGEST], "one sample tells how they grow"
-    line = planned(config("graphs"), samples)
-    assert words_of(line) == "may fit" and "1 of 256 samples were looked at" in line.notes[0]
+    line = plan(config("graphs"), samples)
+    assert plan_verdict_text(line) == "may fit" and "1 of 256 samples were looked at" in line.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -166,5 +166,5 @@ def test_what_cannot_all_be_looked_at_is_a_bound() -> None:
         ([], Growth(UNKNOWN)),
     ],
 )
-def test_a_rule_is_what_all_batches_follow(probes: list[tuple[list[int], int]], growth: Growth) -> None:
-    assert growth_of(probes) == growth
+def test_a_growth_rule_holds_for_all_batches(probes: list[tuple[list[int], int]], growth: Growth) -> None:
+    assert find_growth(probes) == growth

@@ -14,13 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rankdeck.config import from_text
 from rankdeck.memory.ledger import Ledger
 from rankdeck.planner.fake_pass import PassRequest, fake_pass
-from rankdeck.planner.planned_torch import attention_kernel, like_cuda
+from rankdeck.planner.planning_mode import attention_kernel, emulate_cuda
 
 
 def kept_bytes(run: Callable[[], Tensor], precision: str = "fp32") -> int:
     """Bytes that live after `run`, beside its inputs."""
     ledger = Ledger(1)
-    with FakeTensorMode(), like_cuda(precision), ledger.following():
+    with FakeTensorMode(), emulate_cuda(precision), ledger.tracking():
         kept = run()
         del kept
         out = run()
@@ -41,9 +41,7 @@ def test_dropout_keeps_a_byte_per_element() -> None:
 @pytest.mark.parametrize(
     ("like_cuda", "fused", "counter_bytes"), [(True, False, 0), (True, True, 512), (False, False, 4)]
 )
-def test_a_gpu_holds_counters_of_adams_steps_where_its_kernel_reads_them(
-    like_cuda: bool, fused: bool, counter_bytes: int
-) -> None:
+def test_fused_adam_keeps_step_counters_on_the_gpu(like_cuda: bool, fused: bool, counter_bytes: int) -> None:
     """Else torch keeps them on the host. What is held is rounded up to 512 bytes."""
     toml = f"""model = {{ use = "mlp", args = {{ hidden = [32] }} }}
     data.use = "digits"
@@ -56,7 +54,7 @@ def test_a_gpu_holds_counters_of_adams_steps_where_its_kernel_reads_them(
     assert held == 2 * (rounded if like_cuda else sum(sizes)) + counter_bytes * len(sizes)
 
 
-def test_attention_keeps_no_matrix_of_scores() -> None:
+def test_fused_attention_keeps_no_score_matrix() -> None:
     batch, heads, length, width = 2, 4, 512, 64
     matrix = batch * heads * length * length * 4
 
@@ -67,7 +65,7 @@ def test_attention_keeps_no_matrix_of_scores() -> None:
     assert kept_bytes(attend) < 4.2 * batch * heads * length * width * 4 < matrix
 
 
-def test_attention_that_no_fused_kernel_takes_keeps_its_scores() -> None:
+def test_unfused_attention_keeps_its_scores() -> None:
     """Grouped queries in fp32, rows that are no whole 16 bytes, no heads at all."""
     batch, heads, length = 2, 4, 256
     matrix = batch * heads * length * length * 4
@@ -83,7 +81,7 @@ def test_attention_that_no_fused_kernel_takes_keeps_its_scores() -> None:
     assert flat > matrix / heads
 
 
-def test_which_kernel_a_gpu_takes() -> None:
+def test_attention_kernels_are_chosen_as_on_a_gpu() -> None:
     half = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
     assert attention_kernel(half, None) == "flash"
     assert attention_kernel(half, torch.zeros(8, 8)) == "efficient"
@@ -97,7 +95,7 @@ def test_norms_compute_in_fp32_under_autocast() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return F.layer_norm(leaf(4, 8, dtype=torch.bfloat16), (8,))
 
-    with FakeTensorMode(), like_cuda("bf16"):
+    with FakeTensorMode(), emulate_cuda("bf16"):
         assert norm().dtype == torch.float32
     with FakeTensorMode():
         assert norm().dtype == torch.bfloat16

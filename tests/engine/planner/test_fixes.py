@@ -10,14 +10,14 @@ import pytest
 from rankdeck.config import RunConfig, from_text
 from rankdeck.planner.candidates import Candidate, Target, TargetDevice
 from rankdeck.planner.fixes import combined_fixes
-from rankdeck.planner.pool import plan_lines_of
-from rankdeck.run.plan_lines import PlanLine, is_last_word
+from rankdeck.planner.pool import plan_candidates
+from rankdeck.run.plan_lines import PlanLine, is_no_fit_advice
 
-DEEP = "gpt", "layers = 6, heads = 2, width = 32, context = 64, vocabulary = 64"
+DEEP_MODEL = "gpt", "layers = 6, heads = 2, width = 32, context = 64, vocabulary = 64"
 """Activations are most of it."""
-WIDE = "mlp", "hidden = [512, 512, 512, 512, 512, 512, 512, 512]"
+WIDE_MODEL = "mlp", "hidden = [512, 512, 512, 512, 512, 512, 512, 512]"
 """Weights are."""
-ONE_LAYER = "mlp", "hidden = [8192]"
+ONE_LAYER_MODEL = "mlp", "hidden = [8192]"
 
 
 def config(model: tuple[str, str], strategy: str = "single", batch: int = 16) -> RunConfig:
@@ -35,25 +35,25 @@ def target(num_devices: int, capacity_bytes: int | None) -> Target:
     return Target(f"{num_devices} virtual devices", devices, like_cuda=False)
 
 
-def planned(base: RunConfig, on: Target, *rows: Candidate) -> list[PlanLine]:
-    return list(plan_lines_of(base, rows or [Candidate(base.strategy.use, configured=True)], on))
+def plan_rows(base: RunConfig, on: Target, *rows: Candidate) -> list[PlanLine]:
+    return list(plan_candidates(base, rows or [Candidate(base.strategy.use, configured=True)], on))
 
 
-def last_lines(base: RunConfig, on: Target, lines: Sequence[PlanLine]) -> list[PlanLine]:
+def fix_lines(base: RunConfig, on: Target, lines: Sequence[PlanLine]) -> list[PlanLine]:
     def plan(other: Target, rows: Sequence[Candidate]) -> Iterator[PlanLine]:
-        return plan_lines_of(base, rows, other)
+        return plan_candidates(base, rows, other)
 
     return list(combined_fixes(lines, base, on, plan))
 
 
 def peak_bytes(base: RunConfig, on: Target, *rows: Candidate) -> int:
-    (line,) = planned(base, on, *rows)
-    assert line.fullest is not None
-    return line.fullest.total_bytes
+    (line,) = plan_rows(base, on, *rows)
+    assert line.fullest_device is not None
+    return line.fullest_device.total_bytes
 
 
-def test_what_no_change_does_alone_several_do() -> None:
-    base, free = config(DEEP), target(1, None)
+def test_several_changes_are_combined() -> None:
+    base, free = config(DEEP_MODEL), target(1, None)
     checkpointed = {"train.activation_checkpointing": True}
     parts = {"train.accumulate": 4}
     alone = [
@@ -62,40 +62,40 @@ def test_what_no_change_does_alone_several_do() -> None:
     both = peak_bytes(base, free, Candidate("single", changes=checkpointed | parts))
     assert both < 0.8 * min(alone)
     on = target(1, int(1.15 * both))
-    (fix,) = last_lines(base, on, planned(base, on))
+    (fix,) = fix_lines(base, on, plan_rows(base, on))
     assert fix.verdict == "fits" and fix.changes == checkpointed | parts and fix.configured
     assert (fix.advice or "").startswith(
         "single, train.activation_checkpointing = true, train.accumulate = 4 fits"
     )
 
 
-def test_no_more_is_changed_than_is_needed() -> None:
-    base, free = config(DEEP), target(1, None)
+def test_the_fewest_changes_are_chosen() -> None:
+    base, free = config(DEEP_MODEL), target(1, None)
     checkpointed = {"train.activation_checkpointing": True}
     on = target(1, int(1.15 * peak_bytes(base, free, Candidate("single", changes=checkpointed))))
-    (fix,) = last_lines(base, on, planned(base, on))
+    (fix,) = fix_lines(base, on, plan_rows(base, on))
     assert fix.changes == checkpointed
 
 
-def test_weights_that_are_too_large_are_sharded_over_more_devices() -> None:
-    base = config(WIDE)
+def test_large_weights_are_sharded_over_more_devices() -> None:
+    base = config(WIDE_MODEL)
     on = target(1, int(0.45 * peak_bytes(base, target(1, None))))
-    (fix,) = last_lines(base, on, planned(base, on))
+    (fix,) = fix_lines(base, on, plan_rows(base, on))
     assert fix.verdict in ("fits", "tight") and fix.strategy == "fsdp"
     assert fix.changes["devices.use"] == f"cpu:{len(fix.devices)}" and len(fix.devices) in (4, 8)
     assert f"on {len(fix.devices)} virtual devices" in (fix.advice or "")
 
 
-def test_where_one_layer_is_too_large_it_says_by_how_much() -> None:
-    base = config(ONE_LAYER)
+def test_a_too_large_layer_reports_the_missing_memory() -> None:
+    base = config(ONE_LAYER_MODEL)
     peak = peak_bytes(base, target(1, None))
     on = target(1, peak // 20)
-    (last,) = last_lines(base, on, planned(base, on))
-    assert is_last_word(last) and last.verdict == "does-not-fit"
+    (last,) = fix_lines(base, on, plan_rows(base, on))
+    assert is_no_fit_advice(last) and last.verdict == "does-not-fit"
     assert "cannot be trained on 1 virtual devices" in (last.advice or "") and "lacks" in (last.advice or "")
 
 
 @pytest.mark.parametrize("capacity_bytes", [None, 2**40])
-def test_where_something_fits_nothing_is_added(capacity_bytes: int | None) -> None:
-    base, on = config(WIDE), target(1, capacity_bytes)
-    assert last_lines(base, on, planned(base, on)) == []
+def test_no_fix_is_added_when_something_fits(capacity_bytes: int | None) -> None:
+    base, on = config(WIDE_MODEL), target(1, capacity_bytes)
+    assert fix_lines(base, on, plan_rows(base, on)) == []

@@ -25,7 +25,7 @@ def config(text: str) -> RunConfig:
     return from_text(text, folder=Path.cwd())
 
 
-def eager(layers: int, batch: int) -> PassResult:
+def plan_eager(layers: int, batch: int) -> PassResult:
     text = f"""
 model = {{ use = "{EAGER}:build", args = {{ layers = {layers} }} }}
 data = {{ use = "{EAGER}:tokens" }}
@@ -34,20 +34,20 @@ train = {{ global_batch = {batch}, optimizer = {{ use = "sgd" }} }}
     return fake_pass(PassRequest(config(text), 1, like_cuda=True))
 
 
-def test_gpt2_in_fp32_with_adamw_takes_sixteen_bytes_per_parameter() -> None:
+def test_gpt2_with_adamw_takes_sixteen_bytes_per_parameter() -> None:
     kept = fake_pass(PassRequest(config(GPT2), 1, like_cuda=True)).devices[0].live_by_kind
     assert kept["parameters"] == 4 * GPT2_PARAMETERS
     assert kept["parameters"] + kept["gradients"] + kept["optimizer"] == 16 * GPT2_PARAMETERS
 
 
 @pytest.mark.parametrize("batch", [4, 8])
-def test_activations_of_a_layer_follow_megatrons_formula(batch: int) -> None:
+def test_layer_activations_match_megatrons_formula(batch: int) -> None:
     """s b h (34 + 5 a s / h) bytes in 16 bits, with dropout and attention that is written out.
 
     Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022).
     """
     few, many = 2, 8
-    kept = [eager(layers, batch).devices[0].peak_by_kind["activations"] for layers in (few, many)]
+    kept = [plan_eager(layers, batch).devices[0].peak_by_kind["activations"] for layers in (few, many)]
     length, width, heads = eager_gpt.LENGTH, eager_gpt.WIDTH, eager_gpt.HEADS
     formula = length * batch * width * (34 + 5 * heads * length / width)
     assert (kept[1] - kept[0]) / (many - few) == pytest.approx(formula, rel=0.02)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from rankdeck.run.movement import RECEIVE, SEND, Part, Timeline, timeline
+from rankdeck.run.movement import RECEIVE, SEND, Operation, Timeline, build_timeline
 from tests.helpers.planning import MODELS, Case, Planner
 
 
 @dataclass(frozen=True)
-class Asked(Case):
+class StrategyCase(Case):
     """A strategy in TOML."""
 
     table: str = ""
@@ -23,11 +23,13 @@ class Asked(Case):
         return Case(self.model, "single", self.num_devices).toml.replace('{ use = "single" }', self.table)
 
 
-def moved(planner: Planner, model: str, table: str, num_devices: int) -> tuple[list[list[Part]], Timeline]:
-    line = planner.plan(Asked(model, "asked", num_devices, table))
+def plan_movement(
+    planner: Planner, model: str, table: str, num_devices: int
+) -> tuple[list[list[Operation]], Timeline]:
+    line = planner.plan(StrategyCase(model, "asked", num_devices, table))
     assert line.movement is not None, line.reason
     devices = line.movement.by_device()
-    laid_out = timeline(devices)
+    laid_out = build_timeline(devices)
     assert laid_out is not None and laid_out.is_whole and len(devices) == num_devices
     return devices, laid_out
 
@@ -37,7 +39,7 @@ def weights(planner: Planner, model: str) -> int:
     return planner.plan(Case(model, "single", 1)).devices[0].by_kind["parameters"]
 
 
-def sent_by(parts: list[Part]) -> int:
+def sent_by(parts: list[Operation]) -> int:
     """What a device sends, numbers of 8 bytes aside."""
     return sum(
         part.num_bytes for part in parts if part.peers and part.name != RECEIVE and part.num_bytes > 64
@@ -46,8 +48,8 @@ def sent_by(parts: list[Part]) -> int:
 
 @pytest.mark.parametrize("num_devices", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("sync", ["native", "ring", "all-to-all", "reduce-broadcast"])
-def test_ddp_moves_what_its_algorithm_is_said_to(planner: Planner, sync: str, num_devices: int) -> None:
-    devices, laid_out = moved(planner, "mlp", f'{{ use = "ddp", sync = "{sync}" }}', num_devices)
+def test_ddp_sends_what_its_algorithm_defines(planner: Planner, sync: str, num_devices: int) -> None:
+    devices, laid_out = plan_movement(planner, "mlp", f'{{ use = "ddp", sync = "{sync}" }}', num_devices)
     whole, n = weights(planner, "mlp"), num_devices
     each = {
         "native": [2 * (n - 1) / n * whole] * n,
@@ -70,8 +72,8 @@ def test_ddp_moves_what_its_algorithm_is_said_to(planner: Planner, sync: str, nu
     assert all(line.at >= backward[0].start for line in laid_out.lines)
 
 
-def test_dp_sends_the_model_out_and_the_gradients_back(planner: Planner) -> None:
-    devices, laid_out = moved(planner, "mlp", '{ use = "dp" }', 4)
+def test_dp_sends_weights_out_and_gradients_back(planner: Planner) -> None:
+    devices, laid_out = plan_movement(planner, "mlp", '{ use = "dp" }', 4)
     whole = weights(planner, "mlp")
     out = sum(line.num_bytes for line in laid_out.lines if line.source == 0)
     back = sum(line.num_bytes for line in laid_out.lines if line.target == 0)
@@ -84,8 +86,8 @@ def test_dp_sends_the_model_out_and_the_gradients_back(planner: Planner) -> None
 
 @pytest.mark.parametrize("num_devices", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_fsdp_gathers_twice_and_scatters_once(planner: Planner, num_devices: int) -> None:
-    _, laid_out = moved(planner, "gpt", '{ use = "fsdp" }', num_devices)
-    moves, whole = laid_out.moves(), weights(planner, "gpt")
+    _, laid_out = plan_movement(planner, "gpt", '{ use = "fsdp" }', num_devices)
+    moves, whole = laid_out.traffic_by_operation(), weights(planner, "gpt")
     assert moves["reduce-scatter"].num_bytes == pytest.approx((num_devices - 1) * whole, rel=0.01)
     assert whole < moves["all-gather"].num_bytes / (num_devices - 1) < 2 * whole
     assert moves["all-gather"].count == 2 * moves["reduce-scatter"].count - 1, "the root is gathered once"
@@ -103,9 +105,9 @@ def one_forward_one_backward(rank: int, num_ranks: int, microbatches: int) -> li
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.slow)])
-def test_a_pipeline_goes_in_the_order_of_its_schedule(planner: Planner, schedule: str) -> None:
+def test_a_pipeline_runs_in_the_order_of_its_schedule(planner: Planner, schedule: str) -> None:
     table = f'{{ use = "pipeline", schedule = "{schedule}", microbatches = 4 }}'
-    devices, laid_out = moved(planner, "gpt", table, 4)
+    devices, laid_out = plan_movement(planner, "gpt", table, 4)
     for rank, row in enumerate(laid_out.intervals):
         order = [(one.part.name, one.part.microbatch) for one in row if one.part.microbatch is not None]
         wanted = one_forward_one_backward(rank, 4 if schedule == "1f1b" else 5 + rank, 4)
@@ -119,8 +121,10 @@ def test_a_pipeline_goes_in_the_order_of_its_schedule(planner: Planner, schedule
     assert [sent_by(parts) for parts in devices] == [boundary, 2 * boundary, 2 * boundary, boundary]
 
 
-def test_replicas_of_pipelines_meet_with_those_of_their_stage(planner: Planner) -> None:
-    devices, laid_out = moved(planner, "gpt", '{ use = "hybrid", data = 2, stage = 2, microbatches = 4 }', 4)
+def test_pipeline_replicas_reduce_within_their_stage(planner: Planner) -> None:
+    devices, laid_out = plan_movement(
+        planner, "gpt", '{ use = "hybrid", data = 2, stage = 2, microbatches = 4 }', 4
+    )
     large = {line.group for line in laid_out.lines if line.group and line.num_bytes > 64}
     assert large == {(0, 2), (1, 3)}
     assert {(line.source, line.target) for line in laid_out.lines if line.name == SEND} == {
@@ -132,8 +136,8 @@ def test_replicas_of_pipelines_meet_with_those_of_their_stage(planner: Planner) 
     assert [part.device for parts in devices for part in parts[:1]] == [0, 1, 2, 3]
 
 
-def test_what_works_alone_moves_nothing(planner: Planner) -> None:
-    devices, laid_out = moved(planner, "gpt", '{ use = "single" }', 1)
+def test_a_single_device_sends_nothing(planner: Planner) -> None:
+    devices, laid_out = plan_movement(planner, "gpt", '{ use = "single" }', 1)
     assert not laid_out.lines
     flops = {
         name: sum(part.flops for part in devices[0] if part.name == name) for name in ("forward", "backward")
@@ -142,7 +146,9 @@ def test_what_works_alone_moves_nothing(planner: Planner) -> None:
 
 
 @pytest.mark.parametrize("model", ["resnet", pytest.param("unet", marks=pytest.mark.slow)])
-def test_every_model_of_the_matrix_is_laid_out(planner: Planner, model: str) -> None:
+def test_other_models_have_a_timeline(planner: Planner, model: str) -> None:
     assert model in MODELS
-    _, laid_out = moved(planner, model, '{ use = "ddp" }', 2)
-    assert laid_out.moves()["all-reduce"].num_bytes == pytest.approx(2 * weights(planner, model), rel=0.01)
+    _, laid_out = plan_movement(planner, model, '{ use = "ddp" }', 2)
+    assert laid_out.traffic_by_operation()["all-reduce"].num_bytes == pytest.approx(
+        2 * weights(planner, model), rel=0.01
+    )

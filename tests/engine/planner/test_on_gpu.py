@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.tree import CHECKOUT
+from tests.helpers.checkout import CHECKOUT
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("part", ["peaks", "ranks"])
-def test_peaks_are_as_planned(part: str, tmp_path: Path) -> None:
+def test_gpu_peaks_are_as_planned(part: str, tmp_path: Path) -> None:
     """In processes of their own: the allocator starts empty, and this process may have a context."""
     command = [sys.executable, "-m", "tests.gpu", "--part", part, "--rows", "3", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=280, check=False)

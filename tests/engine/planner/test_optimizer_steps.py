@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from rankdeck.config import from_text
 from rankdeck.planner.candidates import Target, TargetDevice
 from rankdeck.planner.fake_pass import PassRequest, fake_pass
-from rankdeck.planner.fixes import changes_for
-from tests.helpers.planning import measured
+from rankdeck.planner.fixes import memory_changes
+from tests.helpers.planning import measure_peaks
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference
 
-WAYS = {"one-by-one": "foreach = false", "foreach": "foreach = true", "fused": "fused = true"}
+STEP_OPTIONS = {"one-by-one": "foreach = false", "foreach": "foreach = true", "fused": "fused = true"}
 
 
 @pytest.fixture(scope="module")
@@ -39,34 +39,34 @@ steps = 8
 global_batch = 8
 precision = "{precision}"
 evaluate_every = 0
-optimizer = {{ use = "{use}", lr = 1e-3, {WAYS[way]} }}
+optimizer = {{ use = "{use}", lr = 1e-3, {STEP_OPTIONS[way]} }}
 """
 
 
-def planned(text: str, num_devices: int = 1, *, like_cuda: bool = False) -> list[int]:
+def plan_peaks(text: str, num_devices: int = 1, *, like_cuda: bool = False) -> list[int]:
     request = PassRequest(from_text(text, folder=Path.cwd()), num_devices, like_cuda=like_cuda)
     return [device.peak_bytes for device in fake_pass(request).devices.values()]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", STEP_OPTIONS)
 @pytest.mark.parametrize(("strategy", "num_devices"), [("single", 1), ("model", 2)])
-def test_it_is_planned_as_it_is_measured(strategy: str, num_devices: int, way: str) -> None:
+def test_planned_peaks_equal_measured_peaks(strategy: str, num_devices: int, way: str) -> None:
     """Two devices of one process are in one list, and no operation mixes them."""
     text = toml(way, strategy, num_devices)
-    assert planned(text, num_devices) == measured(text)
+    assert plan_peaks(text, num_devices) == measure_peaks(text)
 
 
-def test_only_foreach_needs_copies() -> None:
-    peaks = {way: planned(toml(way))[0] for way in WAYS}
+def test_only_foreach_steps_need_copies() -> None:
+    peaks = {way: plan_peaks(toml(way))[0] for way in STEP_OPTIONS}
     weights_bytes = 4 * (64 * 128 + 7 * 128 * 128 + 128 * 10)
     assert peaks["foreach"] > peaks["one-by-one"] + 0.5 * weights_bytes
     assert peaks["fused"] <= peaks["one-by-one"]
 
 
-def test_on_a_gpu_torch_takes_lists_unless_it_is_asked_not_to() -> None:
+def test_foreach_is_the_default_on_a_gpu() -> None:
     left_to_torch = toml("foreach").replace(", foreach = true", "")
-    peaks = {way: planned(toml(way), like_cuda=True)[0] for way in WAYS}
-    assert planned(left_to_torch, like_cuda=True)[0] == peaks["foreach"] > peaks["one-by-one"]
+    peaks = {way: plan_peaks(toml(way), like_cuda=True)[0] for way in STEP_OPTIONS}
+    assert plan_peaks(left_to_torch, like_cuda=True)[0] == peaks["foreach"] > peaks["one-by-one"]
 
 
 GPU = Target("1 GPU", (TargetDevice(None, None),), like_cuda=True)
@@ -89,17 +89,19 @@ FUSED = {"train.optimizer.fused": True}
         (CPU, 'use = "adamw", foreach = true', [ONE_BY_ONE]),
     ],
 )
-def test_what_needs_no_copies_is_proposed(
+def test_steps_without_copies_are_proposed(
     target: Target, optimizer: str, proposed: list[dict[str, bool]]
 ) -> None:
     text = toml("fused").replace('use = "adamw", lr = 1e-3, fused = true', optimizer)
     config = from_text(text, folder=Path.cwd())
-    found = [change for change in changes_for(config, target) if "optimizer" in next(iter(change))]
+    found = [change for change in memory_changes(config, target) if "optimizer" in next(iter(change))]
     assert found == proposed
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "pipeline"])
-def test_a_fused_step_gives_one_devices_weights(two_ranks: RankSet, tmp_path: Path, strategy: str) -> None:
+def test_a_fused_step_gives_the_weights_of_one_device(
+    two_ranks: RankSet, tmp_path: Path, strategy: str
+) -> None:
     weights = two_ranks.train(toml("fused", strategy, 2, precision="fp64"))
     for way, least, most in (("one-by-one", 0.0, 1e-10), ("none", 1e-4, 1.0)):
         text = toml("one-by-one", precision="fp64")

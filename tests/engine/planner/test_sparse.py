@@ -8,7 +8,7 @@ import pytest
 
 from rankdeck.config import from_text
 from rankdeck.planner.fake_pass import PassRequest, PassResult, fake_pass
-from tests.helpers.planning import measured
+from tests.helpers.planning import measure_peaks
 
 OWN = """
 import torch
@@ -42,34 +42,34 @@ optimizer = OPTIMIZER
 """
 
 
-def filled(text: str, optimizer: str, *, sparse: bool = True, parts: int = 1) -> str:
+def fill_config(text: str, optimizer: str, *, sparse: bool = True, parts: int = 1) -> str:
     chosen = text.replace("OPTIMIZER", f"{{ {optimizer}, lr = 0.01 }}").replace("PARTS", str(parts))
     return chosen.replace("SPARSE", str(sparse).lower())
 
 
-def planned(text: str) -> PassResult:
+def plan(text: str) -> PassResult:
     return fake_pass(PassRequest(from_text(text, folder=Path.cwd()), 1))
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_indices_and_values_of_gradients_are_planned_as_they_are(text: str, parts: int) -> None:
-    own = filled(text, 'use = "sgd"', parts=parts)
-    found = planned(own)
-    [device], [truth] = found.devices.values(), measured(own)
+def test_sparse_gradients_are_planned_exactly(text: str, parts: int) -> None:
+    own = fill_config(text, 'use = "sgd"', parts=parts)
+    found = plan(own)
+    [device], [truth] = found.devices.values(), measure_peaks(own)
     assert device.peak_bytes == truth
-    assert not found.left_out
+    assert not found.omissions
     if parts == 1:
         assert device.peak_by_kind["gradients"] >= 32 * 8 * (64 * 4 + 8)
-    [whole] = planned(filled(text, 'use = "sgd"', sparse=False, parts=parts)).devices.values()
+    [whole] = plan(fill_config(text, 'use = "sgd"', sparse=False, parts=parts)).devices.values()
     assert whole.peak_bytes > truth + 0.9 * 20000 * 64 * 4
 
 
-def test_where_equal_indices_are_added_up_a_plan_is_at_most_too_large(text: str) -> None:
-    own = filled(text, 'use = "torch.optim:Adagrad"')
-    [device], [truth] = planned(own).devices.values(), measured(own)
+def test_coalesced_gradients_give_an_upper_bound(text: str) -> None:
+    own = fill_config(text, 'use = "torch.optim:Adagrad"')
+    [device], [truth] = plan(own).devices.values(), measure_peaks(own)
     assert truth <= device.peak_bytes <= 1.01 * truth
 
 
-def test_what_grows_step_by_step_is_planned_as_at_least(text: str) -> None:
-    [words] = planned(filled(text, 'use = "sgd", momentum = 0.9')).left_out
+def test_growing_optimizer_state_gives_a_lower_bound(text: str) -> None:
+    [words] = plan(fill_config(text, 'use = "sgd", momentum = 0.9')).omissions
     assert words.startswith("At least this much") and "grows" in words

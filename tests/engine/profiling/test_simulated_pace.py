@@ -18,10 +18,10 @@ import torch
 from rankdeck.base.errors import ConfigError
 from rankdeck.events import Pipeline, Spans, decode_lines
 from rankdeck.profiling.simulated_pace import SimulatedPace
-from rankdeck.run.anatomy import Anatomies, StepAnatomy, bubble_of
+from rankdeck.run.anatomy import AnatomyCollector, StepAnatomy, median_bubble
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet
-from tests.helpers.waiting import with_load
+from tests.helpers.waiting import scale_timeout
 
 OWN_MODELS = Path(__file__).parents[2] / "helpers" / "own_models.py"
 NUM_RANKS = 4
@@ -50,8 +50,8 @@ optimizer = {{ use = "sgd", lr = 0.01 }}
 """
 
 
-def told(folder: Path, world_size: int) -> tuple[Anatomies, list[Any]]:
-    anatomies = Anatomies(world_size)
+def read_events(folder: Path, world_size: int) -> tuple[AnatomyCollector, list[Any]]:
+    anatomies = AnatomyCollector(world_size)
     found = [
         event
         for file in sorted(folder.glob("*.jsonl"))
@@ -64,24 +64,26 @@ def told(folder: Path, world_size: int) -> tuple[Anatomies, list[Any]]:
     return anatomies, found
 
 
-def measured(ranks: RankSet, folder: Path, schedule: str, microbatches: int) -> tuple[float, float]:
+def measure_bubble(ranks: RankSet, folder: Path, schedule: str, microbatches: int) -> tuple[float, float]:
     """(bubble, theory) of a pipeline of four stages."""
     folder.mkdir()
     strategy = f'{{ use = "pipeline", schedule = "{schedule}", microbatches = {microbatches} }}'
     ranks.train(configuration(strategy, NUM_RANKS), events=str(folder))
-    anatomies, found = told(folder, NUM_RANKS)
+    anatomies, found = read_events(folder, NUM_RANKS)
     assert anatomies.last is not None and anatomies.last.simulated
-    bubble = bubble_of([anatomies])
+    bubble = median_bubble([anatomies])
     theory = next(event.theory_bubble for event in found if isinstance(event, Pipeline))
     assert bubble is not None and theory is not None
     return bubble, theory
 
 
-def nearest(ranks: RankSet, folder: Path, schedule: str, microbatches: int) -> tuple[float, float]:
+def measure_nearest_bubble(
+    ranks: RankSet, folder: Path, schedule: str, microbatches: int
+) -> tuple[float, float]:
     """The measurement that is nearest to the theory of three: a busy machine only ever adds to a bubble."""
     found = []
     for attempt in range(3):
-        found.append(measured(ranks, folder / str(attempt), schedule, microbatches))
+        found.append(measure_bubble(ranks, folder / str(attempt), schedule, microbatches))
         if abs(found[-1][0] - found[-1][1]) < NEAR / 2:
             break
     return min(found, key=lambda pair: abs(pair[0] - pair[1]))
@@ -95,8 +97,8 @@ def nearest(ranks: RankSet, folder: Path, schedule: str, microbatches: int) -> t
         pytest.param("1f1b-by-hand", marks=pytest.mark.slow),
     ],
 )
-def test_the_bubble_is_that_of_the_theory(ranks: RankSet, tmp_path: Path, schedule: str) -> None:
-    bubble, theory = nearest(ranks, tmp_path, schedule, 4)
+def test_the_bubble_matches_the_theory(ranks: RankSet, tmp_path: Path, schedule: str) -> None:
+    bubble, theory = measure_nearest_bubble(ranks, tmp_path, schedule, 4)
     assert theory == pytest.approx(3 / 7)
     assert bubble == pytest.approx(theory, abs=NEAR)
 
@@ -104,10 +106,10 @@ def test_the_bubble_is_that_of_the_theory(ranks: RankSet, tmp_path: Path, schedu
 @pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [8, 16])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_more_microbatches_make_the_bubble_smaller_as_the_theory_says(
+def test_more_microbatches_shrink_the_bubble_as_in_theory(
     ranks: RankSet, tmp_path: Path, schedule: str, microbatches: int
 ) -> None:
-    bubble, theory = nearest(ranks, tmp_path, schedule, microbatches)
+    bubble, theory = measure_nearest_bubble(ranks, tmp_path, schedule, microbatches)
     assert theory == pytest.approx(3 / (microbatches + 3))
     assert bubble == pytest.approx(theory, abs=NEAR)
 
@@ -116,14 +118,16 @@ def test_more_microbatches_make_the_bubble_smaller_as_the_theory_says(
 @pytest.mark.parametrize(
     "schedule", ["interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
 )
-def test_schedules_that_interleave_or_split_backward_wait_less(
+def test_interleaved_and_split_schedules_have_a_smaller_bubble(
     ranks: RankSet, tmp_path: Path, schedule: str
 ) -> None:
-    bubble, _ = measured(ranks, tmp_path / "run", schedule, 8)
+    bubble, _ = measure_bubble(ranks, tmp_path / "run", schedule, 8)
     assert bubble < 3 / 11
 
 
-def of_one_process(tmp_path: Path, strategy: str, num_devices: int, **changes: Any) -> list[StepAnatomy]:
+def train_in_one_process(
+    tmp_path: Path, strategy: str, num_devices: int, **changes: Any
+) -> list[StepAnatomy]:
     """The sampled steps that the ledger left alone."""
     request: dict[str, object] = {
         "toml": configuration(strategy, num_devices, **changes),
@@ -131,55 +135,57 @@ def of_one_process(tmp_path: Path, strategy: str, num_devices: int, **changes: A
         "events": str(tmp_path),
     }
     train_once(request, rank=0, world_size=1)
-    anatomies = Anatomies(1)
-    shares = [event for event in told(tmp_path, 1)[1] if isinstance(event, Spans)]
-    samples = [step for share in shares if (step := anatomies.add(share)) and not step.followed]
+    anatomies = AnatomyCollector(1)
+    shares = [event for event in read_events(tmp_path, 1)[1] if isinstance(event, Spans)]
+    samples = [step for share in shares if (step := anatomies.add(share)) and not step.is_tracked]
     assert samples
     return samples
 
 
-def shortest(samples: list[StepAnatomy], name: str) -> float:
+def shortest_phase_s(samples: list[StepAnatomy], name: str) -> float:
     """Seconds of a phase of device 0 in the sample that was disturbed least: other work only adds to it."""
     return min(span.duration_s for step in samples for span in step.rows[0].spans if span.name == name)
 
 
-def test_a_backward_takes_twice_a_forward_and_a_forward_50_ms(tmp_path: Path) -> None:
-    samples = of_one_process(tmp_path, '{ use = "single" }', 1, steps=STEPS)
+def test_a_forward_takes_50_ms_and_a_backward_twice_as_long(tmp_path: Path) -> None:
+    samples = train_in_one_process(tmp_path, '{ use = "single" }', 1, steps=STEPS)
     # A slot is longer where a busy machine took more than 2.5 ms for what it computes in one.
-    assert 0.05 <= shortest(samples, "forward") < with_load(0.08)
-    assert shortest(samples, "backward") == pytest.approx(2 * shortest(samples, "forward"), rel=0.15)
+    assert 0.05 <= shortest_phase_s(samples, "forward") < scale_timeout(0.08)
+    assert shortest_phase_s(samples, "backward") == pytest.approx(
+        2 * shortest_phase_s(samples, "forward"), rel=0.15
+    )
 
 
 @pytest.mark.parametrize(("waits_inside", "least_s", "most_s"), [(False, 0.0, 5.0 - 0.1), (True, 4.95, 5.0)])
-def test_a_slot_is_slept_to_its_end_of_which_waiting_for_others_is_no_part(
+def test_time_spent_waiting_for_other_ranks_does_not_shorten_a_slot(
     monkeypatch: pytest.MonkeyPatch, waits_inside: bool, least_s: float, most_s: float
 ) -> None:
     """What it asks to sleep is looked at, after a tenth of a second in a slot of five."""
     matrix, slept = torch.zeros(64, 64), []
-    pace = SimulatedPace(1e-9 * 2 * 64**3 / 5.0, waits_inside=waits_inside)
+    pace = SimulatedPace(1e-9 * 2 * 64**3 / 5.0, communicates_in_forward=waits_inside)
     for step in range(3):
-        pace.begin_step()
-        pace.open(0, "forward", None)
+        pace.start_step()
+        pace.open_slot(0, "forward", None)
         torch.mm(matrix, matrix)
         time.sleep(0.1)
         if step == 2:
             monkeypatch.setattr(time, "sleep", slept.append)
-        pace.close()
+        pace.close_slot()
         pace.end_step()
     assert len(slept) == 1 and least_s < slept[0] < most_s
 
 
-def test_replicas_of_dp_compute_side_by_side(tmp_path: Path) -> None:
+def test_dp_replicas_compute_in_parallel(tmp_path: Path) -> None:
     shares = []
-    for step in of_one_process(tmp_path, '{ use = "dp" }', 2, steps=STEPS):
+    for step in train_in_one_process(tmp_path, '{ use = "dp" }', 2, steps=STEPS):
         first, second = (next(s for s in row.spans if s.name == "backward") for row in step.rows)
         together_s = min(first.end_s, second.end_s) - max(first.start_s, second.start_s)
         shares.append(together_s / first.duration_s)
     assert max(shares) > 0.8
 
 
-def test_layers_of_model_compute_one_device_after_another(tmp_path: Path) -> None:
-    step = of_one_process(tmp_path, '{ use = "model" }', 2)[-1]
+def test_model_parallel_devices_compute_in_sequence(tmp_path: Path) -> None:
+    step = train_in_one_process(tmp_path, '{ use = "model" }', 2)[-1]
     work = sorted(
         (span.start_s, span.end_s, row.device)
         for row in step.rows
@@ -191,14 +197,16 @@ def test_layers_of_model_compute_one_device_after_another(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("steps", [3])
-def test_a_pace_that_cannot_be_held_is_refused_with_one_that_can(tmp_path: Path, steps: int) -> None:
+def test_a_rate_that_is_too_high_is_refused_with_the_highest_one(tmp_path: Path, steps: int) -> None:
     with pytest.raises(ConfigError, match="cannot be held") as caught:
-        of_one_process(tmp_path, '{ use = "single" }', 1, pace=", device_gflops = 50", steps=steps)
+        train_in_one_process(tmp_path, '{ use = "single" }', 1, pace=", device_gflops = 50", steps=steps)
     assert caught.value.advice is not None and caught.value.advice.startswith("Use at most 0.0")
     assert caught.value.code == "pace-not-held"
 
 
-def test_a_given_rate_that_can_be_held_decides_how_long_a_slot_is(tmp_path: Path) -> None:
+def test_a_given_rate_sets_the_length_of_a_slot(tmp_path: Path) -> None:
     # 8 layers of 64 x 64 on 32 samples: 2 x 64 x 64 x 32 x 8 operations at 1e-2 x 1e9 a second.
-    samples = of_one_process(tmp_path, '{ use = "single" }', 1, pace=", device_gflops = 0.01", steps=STEPS)
-    assert shortest(samples, "forward") == pytest.approx(2 * 64 * 64 * 32 * 8 / 1e7, rel=0.1)
+    samples = train_in_one_process(
+        tmp_path, '{ use = "single" }', 1, pace=", device_gflops = 0.01", steps=STEPS
+    )
+    assert shortest_phase_s(samples, "forward") == pytest.approx(2 * 64 * 64 * 32 * 8 / 1e7, rel=0.1)

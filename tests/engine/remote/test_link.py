@@ -14,27 +14,27 @@ import pytest
 
 from rankdeck.base.errors import ConfigError, MachineError, RankdeckError
 from rankdeck.remote import ssh
-from rankdeck.remote.clock import Clock
-from rankdeck.remote.following import RemoteRun
-from rankdeck.remote.link import Link
-from rankdeck.remote.serving import Serving
-from tests.helpers.far_host import FarHost
-from tests.helpers.remote_runs import Writing, lags_s, steps_in
-from tests.helpers.waiting import wait_until, with_load
+from rankdeck.remote.clock import ClockOffset
+from rankdeck.remote.host_server import HostServer
+from rankdeck.remote.link import HostLink
+from rankdeck.remote.remote_run import RemoteRun
+from tests.helpers.fake_remote_host import FakeRemoteHost
+from tests.helpers.run_writer import RunWriter, measure_lags_s, written_steps
+from tests.helpers.waiting import scale_timeout, wait_until
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FarHost:
-    return reached(FarHost(tmp_path), monkeypatch)
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRemoteHost:
+    return use_host(FakeRemoteHost(tmp_path), monkeypatch)
 
 
-def reached(host: FarHost, monkeypatch: pytest.MonkeyPatch) -> FarHost:
+def use_host(host: FakeRemoteHost, monkeypatch: pytest.MonkeyPatch) -> FakeRemoteHost:
     for name, value in host.environment.items():
         monkeypatch.setenv(name, value)
     return host
 
 
-def poll_until(link: Link, condition: Callable[[], object]) -> None:
+def poll_until(link: HostLink, condition: Callable[[], object]) -> None:
     def polled() -> object:
         link.poll(0.02)
         return condition()
@@ -42,12 +42,12 @@ def poll_until(link: Link, condition: Callable[[], object]) -> None:
     wait_until(polled)
 
 
-def poll_until_up(link: Link) -> None:
+def poll_until_up(link: HostLink) -> None:
     poll_until(link, lambda: link.is_up)
 
 
-def refusal(host: FarHost) -> MachineError:
-    with pytest.raises(MachineError) as caught, Link(host.name, lambda *_: None) as link:
+def connection_error_of(host: FakeRemoteHost) -> MachineError:
+    with pytest.raises(MachineError) as caught, HostLink(host.name, lambda *_: None) as link:
         poll_until_up(link)
     return caught.value
 
@@ -67,96 +67,92 @@ def refusal(host: FarHost) -> MachineError:
         ("", "it said nothing", "ssh box1 true"),
     ],
 )
-def test_why_no_connection_came_about_is_said_in_words(
-    host: FarHost, words: str, told: str, advice: str
-) -> None:
+def test_failed_connections_are_explained(host: FakeRemoteHost, words: str, told: str, advice: str) -> None:
     host.refuse(words)
-    error = refusal(host)
+    error = connection_error_of(host)
     assert (error.exit_code, error.code) == (3, "no-connection")
     assert told in error.message and advice in str(error.advice)
 
 
-def test_a_host_without_rankdeck_and_one_with_another_are_told_with_a_command(
+def test_missing_and_other_versions_are_reported_with_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = reached(FarHost(tmp_path, version="0.0.9"), monkeypatch)
-    error = refusal(host)
+    host = use_host(FakeRemoteHost(tmp_path, version="0.0.9"), monkeypatch)
+    error = connection_error_of(host)
     assert "box1 has rankdeck 0.0.9" in error.message and "rankdeck --host box1 install" in str(error.advice)
     (host.home / "bin" / "rankdeck").write_text("#!/bin/sh\nexit 127\n")
-    assert refusal(host).message == "There is no rankdeck on box1."
+    assert connection_error_of(host).message == "There is no rankdeck on box1."
 
 
-def test_a_rankdeck_that_cannot_begin_says_why_itself(
+def test_a_rankdeck_that_fails_to_start_is_reported_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = reached(FarHost(tmp_path), monkeypatch)
+    host = use_host(FakeRemoteHost(tmp_path), monkeypatch)
     (host.home / "bin" / "rankdeck").write_text("#!/bin/sh\nexit 1\n")
     (host.home / "says").write_text("Traceback\nModuleNotFoundError: No module named 'msgspec'\n")
-    error = refusal(host)
+    error = connection_error_of(host)
     told = "rankdeck on box1 ended with 1: ModuleNotFoundError: No module named 'msgspec'."
     assert (error.message, error.code) == (told, "no-rankdeck")
     assert "rankdeck --host box1 install" in str(error.advice)
 
 
-def test_no_program_in_place_of_ssh_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ssh.PROGRAM, "/nowhere/ssh")
+def test_a_missing_ssh_program_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ssh.SSH_ENV, "/nowhere/ssh")
     with pytest.raises(MachineError, match="/nowhere/ssh: No such file"):
-        Link("box1", lambda *_: None)
+        HostLink("box1", lambda *_: None)
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "", "a b", "a;b", "$(x)", "a\nb"])
-def test_a_name_that_ssh_would_take_for_more_than_a_name_is_refused(name: str) -> None:
+def test_unsafe_host_names_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="no name of a host"):
-        ssh.command(name)
+        ssh.serve_command(name)
 
 
-def test_whatever_a_login_prints_comes_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = reached(FarHost(tmp_path, says=r"Last login: today\n{}\nunended"), monkeypatch)
-    with Link(host.name, lambda *_: None) as link:
+def test_output_of_a_login_shell_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = use_host(FakeRemoteHost(tmp_path, says=r"Last login: today\n{}\nunended"), monkeypatch)
+    with HostLink(host.name, lambda *_: None) as link:
         poll_until_up(link)
         poll_until(link, lambda: link.clock.offset_s is not None)
         assert abs(float(link.clock.offset_s or 0.0)) < 5 and link.age_s() < 5
 
 
-def test_the_clock_of_a_host_is_known_by_its_quickest_answer() -> None:
-    clock = Clock()
+def test_the_clock_offset_comes_from_the_fastest_answer() -> None:
+    clock = ClockOffset()
     for sent, took, back in ((100.0, 0.4, 0.0), (101.0, 0.01, 0.01), (102.0, 0.0, 2.0)):
-        clock.add(sent, sent + took + 60.0, sent + took + back)
+        clock.add_sample(sent, sent + took + 60.0, sent + took + back)
     assert clock.offset_s == pytest.approx(60.0, abs=0.02)
-    clock.add(200.0, 270.0, 200.1)
+    clock.add_sample(200.0, 270.0, 200.1)
     assert clock.offset_s == pytest.approx(69.95), "what is older than half a minute counts no more"
 
 
 @pytest.fixture
-def writing(host: FarHost) -> Iterator[Writing]:
-    made = Writing(host.runs)
+def writing(host: FakeRemoteHost) -> Iterator[RunWriter]:
+    made = RunWriter(host.runs)
     yield made
     made.end()
 
 
-def test_a_thousand_events_a_second_through_a_cut_and_an_end_are_all_here_once_and_in_order(
-    host: FarHost, writing: Writing
-) -> None:
+def test_reconnecting_loses_and_repeats_no_events(host: FakeRemoteHost, writing: RunWriter) -> None:
     with RemoteRun(host.name, "last") as followed:
         copy = followed.copy()
-        wait_until(lambda: len(steps_in(copy)) > 100)
+        wait_until(lambda: len(written_steps(copy)) > 100)
         host.cut()
-        seen = len(steps_in(copy))
+        seen = len(written_steps(copy))
         wait_until(lambda: followed.link.age_s() > 1.5)
-        assert len(steps_in(copy)) < seen + 1000
-        host.mend()
-        wait_until(lambda: followed.link.age_s() < 1.5 and len(steps_in(copy)) > seen + 1000)
+        assert len(written_steps(copy)) < seen + 1000
+        host.restore()
+        wait_until(lambda: followed.link.age_s() < 1.5 and len(written_steps(copy)) > seen + 1000)
         host.end()
         wait_until(lambda: not followed.link.is_up)
-        begun = len(steps_in(copy))
-        wait_until(lambda: followed.link.is_up and len(steps_in(copy)) > begun)
+        begun = len(written_steps(copy))
+        wait_until(lambda: followed.link.is_up and len(written_steps(copy)) > begun)
         writing.end()
         wait_until(lambda: copy.outcome() == "completed")
-        assert steps_in(copy) == list(range(1, writing.num_steps + 1))
+        assert written_steps(copy) == list(range(1, writing.num_steps + 1))
 
 
-def test_a_connection_that_says_nothing_is_begun_anew(host: FarHost) -> None:
-    with Link(host.name, lambda *_: None, given_up_s=1.5) as link:
+def test_a_silent_connection_is_reopened(host: FakeRemoteHost) -> None:
+    with HostLink(host.name, lambda *_: None, silence_timeout_s=1.5) as link:
         poll_until_up(link)
         relay, far = host.pids()
         host.cut()
@@ -166,28 +162,28 @@ def test_a_connection_that_says_nothing_is_begun_anew(host: FarHost) -> None:
         assert host.pids() != (relay, far)
 
 
-def test_the_far_end_leaves_when_nobody_speaks_to_it_and_when_nonsense_does() -> None:
+def test_the_server_exits_on_silence_and_on_invalid_messages() -> None:
     for sent, silent_s in ((b"", 0.2), (b"nonsense\n", 60.0), (b'{"kind":"welcome"}\n', 60.0)):
         reads, writes = os.pipe(), os.pipe()
         os.write(reads[1], sent)
         began_s = time.monotonic()
-        Serving(reads[0], writes[1], silent_s=silent_s).run()
+        HostServer(reads[0], writes[1], silence_timeout_s=silent_s).run()
         assert time.monotonic() - began_s < 30
         for handle in (*reads, *writes):
             os.close(handle)
 
 
-class EndsAtOnce(subprocess.Popen[bytes]):
+class FinishedOnPoll(subprocess.Popen[bytes]):
     """A process that speaks and ends while one asks whether it has."""
 
     def poll(self) -> int | None:
         return self.wait()
 
 
-def test_what_a_command_says_last_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankdeck.remote.serving.subprocess.Popen", EndsAtOnce)
+def test_the_last_output_of_a_command_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankdeck.remote.host_server.subprocess.Popen", FinishedOnPoll)
     reads, writes = os.pipe(), os.pipe()
-    thread = threading.Thread(target=Serving(reads[0], writes[1]).run)
+    thread = threading.Thread(target=HostServer(reads[0], writes[1]).run)
     thread.start()
     os.write(reads[1], b'{"kind":"command","number":7,"argv":["--version"]}\n')
     said = b""
@@ -200,7 +196,7 @@ def test_what_a_command_says_last_is_not_lost(monkeypatch: pytest.MonkeyPatch) -
         os.close(handle)
 
 
-def test_a_run_that_nobody_knows_there_is_said_in_its_words(host: FarHost) -> None:
+def test_an_unknown_remote_run_raises_the_error_of_the_host(host: FakeRemoteHost) -> None:
     with (
         pytest.raises(RankdeckError, match='There is no run called "nothing"'),
         RemoteRun(host.name, "nothing") as followed,
@@ -208,24 +204,24 @@ def test_a_run_that_nobody_knows_there_is_said_in_its_words(host: FarHost) -> No
         followed.copy()
 
 
-def test_a_second_who_watches_the_same_run_has_a_copy_of_its_own(host: FarHost, writing: Writing) -> None:
+def test_a_second_watcher_of_a_run_has_its_own_copy(host: FakeRemoteHost, writing: RunWriter) -> None:
     with RemoteRun(host.name, "last") as first, RemoteRun(host.name, "last") as second:
         one, other = first.copy(), second.copy()
         assert one.path != other.path
-        wait_until(lambda: len(steps_in(one)) > 50 and len(steps_in(other)) > 50)
+        wait_until(lambda: len(written_steps(one)) > 50 and len(written_steps(other)) > 50)
     assert [one.path.exists(), other.path.exists()].count(True) == 1, "the one in its usual place"
 
 
-def test_over_a_slow_connection_a_run_is_followed_within_a_second(
+def test_a_slow_connection_delays_events_by_less_than_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = reached(FarHost(tmp_path, delay_s=0.05), monkeypatch)
-    writing = Writing(host.runs)
+    host = use_host(FakeRemoteHost(tmp_path, delay_s=0.05), monkeypatch)
+    writing = RunWriter(host.runs)
     try:
         with RemoteRun(host.name, "last") as followed:
             copy = followed.copy()
-            wait_until(lambda: len(steps_in(copy)) > 100)
-            seen = lags_s(copy, seconds=1.0)
-            assert min(seen) > 0.05 and sorted(seen)[len(seen) // 2] < with_load(1.0)
+            wait_until(lambda: len(written_steps(copy)) > 100)
+            seen = measure_lags_s(copy, seconds=1.0)
+            assert min(seen) > 0.05 and sorted(seen)[len(seen) // 2] < scale_timeout(1.0)
     finally:
         writing.end()

@@ -16,25 +16,25 @@ import pytest
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import RunConfig, from_dict, load
 from rankdeck.remote import snapshot
-from rankdeck.rundir import RunDir, create, enter_in_index, final_path
+from rankdeck.run_dir import RunDir, add_to_index, create_run_dir, final_path
 from tests.fuzz.watching import without_rights
 
 _DAY_S = 86_400
 
 
-def own(folder: Path, use: str = "net.py:make") -> RunConfig:
+def write_config(folder: Path, use: str = "net.py:make") -> RunConfig:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "net.py").write_text("def make(): ...\n")
     return from_dict({"model": {"use": use}}, folder=folder)
 
 
-def names(archive: bytes) -> list[str]:
+def archive_names(archive: bytes) -> list[str]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
         return packed.getnames()
 
 
-def test_it_is_unpacked_once_as_it_was(tmp_path: Path) -> None:
-    config = own(tmp_path / "job")
+def test_equal_code_is_unpacked_once(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "job")
     (tmp_path / "job" / "part").mkdir()
     (tmp_path / "job" / "part" / "more.py").write_text("x = 1\n")
     archive = snapshot.pack(config)
@@ -42,26 +42,26 @@ def test_it_is_unpacked_once_as_it_was(tmp_path: Path) -> None:
     there = snapshot.unpack(archive)
     assert there == snapshot.unpack(archive) and len([*there.parent.iterdir()]) == 1
     assert (there / "part" / "more.py").read_text() == "x = 1\n"
-    loaded = load(there / snapshot.CONFIG)
+    loaded = load(there / snapshot.CONFIG_NAME)
     assert loaded.model.use == f"{there}/net.py:make"
     assert loaded.train == config.train
     (tmp_path / "job" / "net.py").write_text("def make(): return 1\n")
     assert snapshot.unpack(snapshot.pack(config)) != there
 
 
-def test_of_a_folder_that_git_knows_goes_what_it_would_add(tmp_path: Path) -> None:
-    config = own(tmp_path)
+def test_a_git_folder_is_packed_without_ignored_and_large_files(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
     for name in ("words.txt", "secret.env", "big.bin"):
         (tmp_path / name).write_text(name)
-    (tmp_path / "big.bin").write_bytes(bytes(snapshot.LARGEST_FILE_BYTES + 1))
+    (tmp_path / "big.bin").write_bytes(bytes(snapshot.MAX_CODE_FILE_BYTES + 1))
     (tmp_path / ".gitignore").write_text("*.env\n")
     (tmp_path / "link.py").symlink_to("/etc/passwd")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    assert names(snapshot.pack(config)) == [snapshot.CONFIG, ".gitignore", "net.py", "words.txt"]
+    assert archive_names(snapshot.pack(config)) == [snapshot.CONFIG_NAME, ".gitignore", "net.py", "words.txt"]
 
 
-def test_elsewhere_goes_python_alone_and_of_the_catalogue_nothing(tmp_path: Path) -> None:
-    config = own(tmp_path)
+def test_without_git_only_python_files_and_the_lock_file_are_packed(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
     for name in (
         "data.csv",
         ".hidden/a.py",
@@ -73,25 +73,25 @@ def test_elsewhere_goes_python_alone_and_of_the_catalogue_nothing(tmp_path: Path
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    assert names(snapshot.pack(config)) == [snapshot.CONFIG, "b/c.py", "net.py"]
-    assert names(snapshot.pack(from_dict({}, folder=tmp_path))) == [snapshot.CONFIG]
+    assert archive_names(snapshot.pack(config)) == [snapshot.CONFIG_NAME, "b/c.py", "net.py"]
+    assert archive_names(snapshot.pack(from_dict({}, folder=tmp_path))) == [snapshot.CONFIG_NAME]
     for name in ("pdm.lock", "b/uv.lock", "poetry.lock"):
         (tmp_path / name).write_text(name)
-    assert names(snapshot.pack(config)) == [snapshot.CONFIG, "b/c.py", "net.py", "poetry.lock"]
+    assert archive_names(snapshot.pack(config)) == [snapshot.CONFIG_NAME, "b/c.py", "net.py", "poetry.lock"]
 
 
-def test_what_would_be_too_much_or_is_elsewhere_is_refused(
+def test_large_code_and_code_outside_the_folder_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="outside of the configuration's folder"):
-        snapshot.pack(own(tmp_path / "job", f"{tmp_path}/other.py:make"))
-    monkeypatch.setattr(snapshot, "LARGEST_BYTES", 10)
+        snapshot.pack(write_config(tmp_path / "job", f"{tmp_path}/other.py:make"))
+    monkeypatch.setattr(snapshot, "MAX_ARCHIVE_BYTES", 10)
     with pytest.raises(ConfigError, match="is larger than 10 B"):
-        snapshot.pack(own(tmp_path / "job"))
+        snapshot.pack(write_config(tmp_path / "job"))
 
 
 @pytest.mark.parametrize("name", ["../out", "/tmp/out-of-place", "a/../../out"])
-def test_an_archive_writes_nowhere_else(tmp_path: Path, name: str) -> None:
+def test_an_archive_cannot_write_outside_its_folder(tmp_path: Path, name: str) -> None:
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as archive:
         archive.addfile(tarfile.TarInfo(name), io.BytesIO())
@@ -110,55 +110,57 @@ def test_an_archive_writes_nowhere_else(tmp_path: Path, name: str) -> None:
     [b"", b"no archive", gzip.compress(b"no archive either"), gzip.compress(b"x" * 999)[:20]],
     ids=["empty", "no gzip", "no tar", "cut off"],  # gzip holds the second at which it was made
 )
-def test_what_is_no_archive_is_told(data: bytes) -> None:
+def test_an_invalid_archive_is_refused(data: bytes) -> None:
     with pytest.raises((OSError, EOFError, tarfile.TarError)):
         snapshot.unpack(data)
 
 
-def unpacked(folder: Path, name: str) -> Path:
+def unpack_code(folder: Path, name: str) -> Path:
     """Code with a file of this name in it."""
-    config = own(folder / name)
+    config = write_config(folder / name)
     (folder / name / f"{name}.py").touch()
     return snapshot.unpack(snapshot.pack(config))
 
 
-def age(path: Path, days: float) -> None:
+def set_age(path: Path, days: float) -> None:
     at_s = time.time() - days * _DAY_S
     os.utime(path, (at_s, at_s), follow_symlinks=False)
 
 
-def run_of(code: Path, runs: Path, name: str) -> RunDir:
+def create_run(code: Path, runs: Path, name: str) -> RunDir:
     """What is left of a run that was begun with it."""
-    hidden = create(runs, load(code / snapshot.CONFIG), {}, name)
+    hidden = create_run_dir(runs, load(code / snapshot.CONFIG_NAME), {}, name)
     run = RunDir(hidden.path.rename(final_path(hidden)))
-    enter_in_index(run)
+    add_to_index(run)
     return run
 
 
-def test_code_that_no_run_names_goes_a_month_after_its_last_use(tmp_path: Path) -> None:
+def test_unused_code_is_removed_after_a_month(tmp_path: Path) -> None:
     runs = tmp_path / "some" / "runs"
-    named = of_run, of_resumed, of_renamed = [unpacked(tmp_path, name) for name in ("one", "two", "three")]
-    of_removed, unused, fresh, again = [unpacked(tmp_path, name) for name in ("four", "five", "six", "seven")]
-    run_of(of_run, runs, "a")
-    resumed = load(of_resumed / snapshot.CONFIG)
-    (run_of(of_run, runs, "b").path / "config.1.toml").write_text(resumed.to_toml())
-    run_of(of_renamed, runs, "c").path.rename(runs / "another name")
-    shutil.rmtree(run_of(of_removed, runs, "d").path)
+    named = of_run, of_resumed, of_renamed = [unpack_code(tmp_path, name) for name in ("one", "two", "three")]
+    of_removed, unused, fresh, again = [
+        unpack_code(tmp_path, name) for name in ("four", "five", "six", "seven")
+    ]
+    create_run(of_run, runs, "a")
+    resumed = load(of_resumed / snapshot.CONFIG_NAME)
+    (create_run(of_run, runs, "b").path / "config.1.toml").write_text(resumed.to_toml())
+    create_run(of_renamed, runs, "c").path.rename(runs / "another name")
+    shutil.rmtree(create_run(of_removed, runs, "d").path)
     for code in (*named, of_removed, unused, again):
-        age(code, 31)
-    age(fresh, 29)
-    assert snapshot.unpack(snapshot.pack(own(tmp_path / "seven"))) == again
-    new = unpacked(tmp_path, "new")
+        set_age(code, 31)
+    set_age(fresh, 29)
+    assert snapshot.unpack(snapshot.pack(write_config(tmp_path / "seven"))) == again
+    new = unpack_code(tmp_path, "new")
     assert set(new.parent.iterdir()) == {*named, fresh, again, new}
-    assert load(of_renamed / snapshot.CONFIG).model.use == f"{of_renamed}/net.py:make"
+    assert load(of_renamed / snapshot.CONFIG_NAME).model.use == f"{of_renamed}/net.py:make"
     assert all(time.time() - code.stat().st_mtime < _DAY_S for code in named), "each is looked for again"
 
 
-def test_what_is_none_of_it_stays_and_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_cleanup_keeps_other_files_and_follows_no_links(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "theirs.py").touch()
-    code = unpacked(tmp_path, "one")
+    code = unpack_code(tmp_path, "one")
     (code / "link").symlink_to(outside)
     place, number = code.parent, "0123456789abcde"
     half, notes, file, link = (place / name for name in (".abcd_123", "notes", number + "f", number + "0"))
@@ -166,25 +168,25 @@ def test_what_is_none_of_it_stays_and_a_link_is_not_followed(tmp_path: Path) -> 
     notes.mkdir()
     file.touch()
     link.symlink_to(outside)
-    ahead = unpacked(tmp_path, "ahead")
+    ahead = unpack_code(tmp_path, "ahead")
     for path in (code, half, notes, file, link, outside):
-        age(path, 400)
-    age(ahead, -400)
-    new = unpacked(tmp_path, "new")
+        set_age(path, 400)
+    set_age(ahead, -400)
+    new = unpack_code(tmp_path, "new")
     assert set(place.iterdir()) == {notes, file, link, ahead, new}
     assert [path.name for path in outside.iterdir()] == ["theirs.py"]
     assert ahead.stat().st_mtime <= time.time(), "it would stay for ever"
 
 
-def test_what_cannot_be_removed_stays_and_is_never_half_there(tmp_path: Path) -> None:
-    config, code = own(tmp_path / "one"), unpacked(tmp_path, "one")
+def test_code_that_cannot_be_removed_is_moved_aside(tmp_path: Path) -> None:
+    config, code = write_config(tmp_path / "one"), unpack_code(tmp_path, "one")
     closed = code / "part"
     closed.mkdir()
     (closed / "kept.py").touch()
     closed.chmod(0o500)
-    age(code, 31)
+    set_age(code, 31)
     with without_rights():
-        new = unpacked(tmp_path, "new")
+        new = unpack_code(tmp_path, "new")
     assert new.is_dir() and not code.exists()
     (left,) = [path for path in new.parent.iterdir() if path != new]
     assert (left / "part" / "kept.py").exists()
@@ -192,32 +194,30 @@ def test_what_cannot_be_removed_stays_and_is_never_half_there(tmp_path: Path) ->
     (left / "part").chmod(0o700)
 
 
-def test_where_runs_are_too_many_for_a_moment_all_code_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unused = unpacked(tmp_path, "one")
-    age(unused, 31)
-    monkeypatch.setattr(snapshot, "_LOOK_S", 0.0)
-    new = unpacked(tmp_path, "new")
+def test_cleanup_removes_nothing_after_its_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unused = unpack_code(tmp_path, "one")
+    set_age(unused, 31)
+    monkeypatch.setattr(snapshot, "_CLEANUP_TIMEOUT_S", 0.0)
+    new = unpack_code(tmp_path, "new")
     assert set(new.parent.iterdir()) == {unused, new}
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o700])
-def test_where_runs_cannot_be_read_all_code_stays(tmp_path: Path, mode: int) -> None:
-    unused, named = unpacked(tmp_path, "one"), unpacked(tmp_path, "two")
-    runs = run_of(named, tmp_path / "runs of another", "a").path.parent
+def test_cleanup_removes_nothing_if_runs_cannot_be_read(tmp_path: Path, mode: int) -> None:
+    unused, named = unpack_code(tmp_path, "one"), unpack_code(tmp_path, "two")
+    runs = create_run(named, tmp_path / "runs of another", "a").path.parent
     for code in (unused, named):
-        age(code, 31)
+        set_age(code, 31)
     runs.chmod(mode)
     with without_rights():
-        new = unpacked(tmp_path, "new")
+        new = unpack_code(tmp_path, "new")
     runs.chmod(0o700)
     assert set(new.parent.iterdir()) == {named, new} | ({unused} if mode == 0 else set())
 
 
-def test_a_place_that_cannot_hold_code_is_told(tmp_path: Path) -> None:
-    place = unpacked(tmp_path, "one").parent
+def test_unpacking_into_a_broken_folder_raises(tmp_path: Path) -> None:
+    place = unpack_code(tmp_path, "one").parent
     place.rename(tmp_path / "elsewhere")
     place.touch()
     with pytest.raises(OSError):
-        unpacked(tmp_path, "two")
+        unpack_code(tmp_path, "two")

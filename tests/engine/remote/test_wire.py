@@ -21,23 +21,23 @@ MESSAGES: list[tuple[wire.Message, bytes]] = [
 ]
 
 
-def written(messages: list[tuple[wire.Message, bytes]]) -> bytes:
+def encode_through_pipe(messages: list[tuple[wire.Message, bytes]]) -> bytes:
     """Through a real pipe."""
-    outbox = wire.Outbox()
+    outbox = wire.MessageWriter()
     for message, body in messages:
         outbox.put(message, body)
     read_end, write_end = os.pipe()
     try:
         outbox.write(write_end)
-        assert not outbox and outbox.waiting_bytes == 0
+        assert not outbox and outbox.pending_bytes == 0
         return os.read(read_end, 1 << 20)
     finally:
         os.close(read_end)
         os.close(write_end)
 
 
-def read(*chunks: bytes, skips_greeting: bool = False) -> list[tuple[wire.Message, bytes]]:
-    inbox = wire.Inbox(wire.TO_NEAR, skips_greeting=skips_greeting)
+def decode_through_pipe(*chunks: bytes, skips_greeting: bool = False) -> list[tuple[wire.Message, bytes]]:
+    inbox = wire.MessageReader(wire.TO_CLIENT, skips_greeting=skips_greeting)
     found: list[tuple[wire.Message, bytes]] = []
     read_end, write_end = os.pipe()
     try:
@@ -51,22 +51,22 @@ def read(*chunks: bytes, skips_greeting: bool = False) -> list[tuple[wire.Messag
         os.close(write_end)
 
 
-def plain(messages: list[tuple[wire.Message, bytes]]) -> list[tuple[wire.Message, bytes]]:
+def without_body_sizes(messages: list[tuple[wire.Message, bytes]]) -> list[tuple[wire.Message, bytes]]:
     """Without what `put` adds."""
     return [(msgspec.structs.replace(message, num_bytes=0), body) for message, body in messages]
 
 
 @given(st.lists(st.integers(0, 1300), max_size=6))
-def test_wherever_the_bytes_are_cut_the_same_messages_come_out(cuts: list[int]) -> None:
-    data = written(MESSAGES)
+def test_messages_do_not_depend_on_chunk_boundaries(cuts: list[int]) -> None:
+    data = encode_through_pipe(MESSAGES)
     places = [0, *sorted(cuts), len(data)]
     chunks = [data[a:b] for a, b in itertools.pairwise(places) if a < b]
-    assert plain(read(*chunks)) == plain(MESSAGES)
+    assert without_body_sizes(decode_through_pipe(*chunks)) == without_body_sizes(MESSAGES)
 
 
-def test_an_answer_to_a_ping_goes_before_pieces_that_wait() -> None:
+def test_a_pong_is_sent_before_queued_pieces() -> None:
     messages = [(wire.Piece(number=0, name="x", offset=0), b"x" * 100), (wire.Pong(sent=1.0, now=2.0), b"")]
-    assert isinstance(read(written(messages))[0][0], wire.Pong)
+    assert isinstance(decode_through_pipe(encode_through_pipe(messages))[0][0], wire.Pong)
 
 
 @pytest.mark.parametrize(
@@ -84,31 +84,35 @@ def test_an_answer_to_a_ping_goes_before_pieces_that_wait() -> None:
     ],
     ids=lambda data: repr(data[:20]),
 )
-def test_what_is_no_message_is_refused(data: bytes) -> None:
+def test_invalid_messages_raise_a_wire_error(data: bytes) -> None:
     with pytest.raises(wire.WireError):
-        read(data[: 1 << 16], data[1 << 16 :]) if len(data) > 1 << 16 else read(data)
+        decode_through_pipe(data[: 1 << 16], data[1 << 16 :]) if len(data) > 1 << 16 else decode_through_pipe(
+            data
+        )
 
 
 @given(st.binary(max_size=400))
-def test_no_bytes_do_anything_else_than_be_refused(data: bytes) -> None:
+def test_random_bytes_raise_nothing_but_a_wire_error(data: bytes) -> None:
     for skips_greeting in (False, True):
         try:
-            read(data or b"\n", skips_greeting=skips_greeting)
+            decode_through_pipe(data or b"\n", skips_greeting=skips_greeting)
         except wire.WireError:
             pass
 
 
-def test_what_a_login_prints_before_the_first_message_is_passed_over_and_nothing_after_it() -> None:
+def test_a_greeting_is_skipped_before_the_first_message_only() -> None:
     greeting = b"Welcome to box1!\n\xff{}\n" * 50
-    assert len(read(greeting + written(MESSAGES), skips_greeting=True)) == len(MESSAGES)
+    assert len(decode_through_pipe(greeting + encode_through_pipe(MESSAGES), skips_greeting=True)) == len(
+        MESSAGES
+    )
     with pytest.raises(wire.WireError):
-        read(written(MESSAGES[:1]) + greeting, skips_greeting=True)
+        decode_through_pipe(encode_through_pipe(MESSAGES[:1]) + greeting, skips_greeting=True)
     with pytest.raises(wire.WireError):
-        read(*[b"more\n" * 1000] * 20, skips_greeting=True)
+        decode_through_pipe(*[b"more\n" * 1000] * 20, skips_greeting=True)
 
 
-def test_what_no_message_can_hold_is_not_sent() -> None:
+def test_messages_over_the_size_limits_are_not_sent() -> None:
     with pytest.raises(ValueError, match="too large"):
-        wire.Outbox().put(wire.Command(number=0, argv=["x" * wire.MAX_HEADER_BYTES]))
+        wire.MessageWriter().put(wire.Command(number=0, argv=["x" * wire.MAX_HEADER_BYTES]))
     with pytest.raises(ValueError, match="too large"):
-        wire.Outbox().put(wire.Output(number=0, stream=1), bytes(wire.MAX_BODY_BYTES + 1))
+        wire.MessageWriter().put(wire.Output(number=0, stream=1), bytes(wire.MAX_BODY_BYTES + 1))

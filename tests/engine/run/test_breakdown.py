@@ -36,7 +36,7 @@ def test_segments_are_others_context_unused_kinds_driver_and_free() -> None:
 
 
 @pytest.mark.parametrize("processes", [None, [], [ProcessUse(99, None, 18 * GIB, foreign=True)]])
-def test_where_processes_are_not_told_apart_that_is_said(processes: list[ProcessUse] | None) -> None:
+def test_unattributed_processes_are_their_own_segment(processes: list[ProcessUse] | None) -> None:
     found = break_down(18 * GIB, MEMORY, processes, total_bytes=80 * GIB)
     assert (found["unattributed"], "others" in found, "context" in found) == (6 * GIB, False, False)
     assert sum(found.values()) == 80 * GIB
@@ -45,7 +45,7 @@ def test_where_processes_are_not_told_apart_that_is_said(processes: list[Process
 @pytest.mark.parametrize("used", [0, 1 * GIB, 9 * GIB, 11 * GIB, 12 * GIB, 40 * GIB])
 @pytest.mark.parametrize("own", [None, 0, 6 * GIB, 13 * GIB])
 @pytest.mark.parametrize("memory", [None, MEMORY])
-def test_readings_of_different_moments_add_up_too(
+def test_segments_of_readings_at_different_times_add_up(
     used: int, own: int | None, memory: DeviceMemory | None
 ) -> None:
     found = break_down(used, memory, [ProcessUse(1, "python", own, rank=0)], total_bytes=40 * GIB)
@@ -53,6 +53,6 @@ def test_readings_of_different_moments_add_up_too(
     assert sum(size for name, size in found.items() if name not in ("driver", "free")) == used
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_segments_are_left_out() -> None:
     assert "free" not in break_down(GIB, None, None)
     assert "driver" not in break_down(GIB, None, None)

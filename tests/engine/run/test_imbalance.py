@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from rankdeck.cli.words import imbalance_in_words
-from rankdeck.run.imbalance import Imbalance, imbalance_of, lead_of
+from rankdeck.cli.formatting import imbalance_text
+from rankdeck.run.imbalance import Imbalance, find_imbalance, lead_device
 from rankdeck.run.summary import ImbalanceSummary
 
 
-def test_the_lead_stands_above_the_median_of_the_others_not_above_their_mean() -> None:
-    found = imbalance_of({0: 400, 1: 100, 2: 100, 3: 340})
+def test_imbalance_compares_the_lead_with_the_median_of_the_others() -> None:
+    found = find_imbalance({0: 400, 1: 100, 2: 100, 3: 340})
     assert found == Imbalance(device=0, median_bytes=100.0, excess_bytes=300.0, ratio=4.0, num_others=3)
-    assert lead_of(found) == 0
+    assert lead_device(found) == 0
 
 
 def test_of_two_devices_the_other_one_is_the_median() -> None:
-    assert imbalance_of({0: 105, 1: 100, 2: None}) == Imbalance(0, 100.0, 5.0, 1.05)
-    assert lead_of(imbalance_of({0: 105, 1: 100})) is None
+    assert find_imbalance({0: 105, 1: 100, 2: None}) == Imbalance(0, 100.0, 5.0, 1.05)
+    assert lead_device(find_imbalance({0: 105, 1: 100})) is None
 
 
-def test_one_known_device_is_compared_with_nothing() -> None:
-    assert imbalance_of({0: 400, 1: None}) is None
+def test_one_known_device_has_no_imbalance() -> None:
+    assert find_imbalance({0: 400, 1: None}) is None
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,5 @@ def test_one_known_device_is_compared_with_nothing() -> None:
         (0, None, "balanced"),
     ],
 )
-def test_devices_that_hold_the_same_are_called_balanced(
-    excess_bytes: int, ratio: float | None, words: str
-) -> None:
-    assert imbalance_in_words(ImbalanceSummary(0, excess_bytes, ratio)) == words
+def test_equal_devices_are_balanced(excess_bytes: int, ratio: float | None, words: str) -> None:
+    assert imbalance_text(ImbalanceSummary(0, excess_bytes, ratio)) == words

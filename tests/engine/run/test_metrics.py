@@ -9,102 +9,104 @@ from pathlib import Path
 import pytest
 
 from rankdeck import events
-from rankdeck.run.fold import Fold, read_fold
-from rankdeck.run.metrics import MOST_NAMES, POINTS_HELD
+from rankdeck.run.metrics import MAX_NAMES, MAX_POINTS
+from rankdeck.run.run_state import RunState, read_run_state
 from tests.helpers.written_script import WrittenScript
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[WrittenScript]:
     run = WrittenScript(tmp_path / "runs")
-    run.launch()
+    run.start_script()
     yield run
     run.lose()
 
 
-def values_of(fold: Fold, name: str) -> list[tuple[float, float]]:
+def metric_points(fold: RunState, name: str) -> list[tuple[float, float]]:
     steps, _, values = fold.metrics[name].points()
     return list(zip(steps.tolist(), values.tolist(), strict=True))
 
 
-def test_values_stand_under_their_names_over_the_scripts_own_steps(run: WrittenScript) -> None:
-    run.log(0, steps=[10, 20], through="transformers", loss=[0.1, 0.30000000000000004], eval=[None, 7.0])
-    fold = read_fold(run.dir)
-    assert values_of(fold, "loss") == [(10, 0.1), (20, 0.30000000000000004)]
-    assert values_of(fold, "eval") == [(20, 7.0)]
+def test_metrics_are_over_the_steps_of_the_script(run: WrittenScript) -> None:
+    run.write_logged(
+        0, steps=[10, 20], through="transformers", loss=[0.1, 0.30000000000000004], eval=[None, 7.0]
+    )
+    fold = read_run_state(run.dir)
+    assert metric_points(fold, "loss") == [(10, 0.1), (20, 0.30000000000000004)]
+    assert metric_points(fold, "eval") == [(20, 7.0)]
     found = fold.metrics["eval"]
     assert (found.through, found.rank, found.last, found.step, found.count) == ("transformers", 0, 7.0, 20, 1)
     assert found.curve.last_y == 7.0 and found.curve.last_x == 20
 
 
 @pytest.mark.parametrize("second", [[None, None], [1, 2], [3, 1]])
-def test_without_steps_of_its_own_or_where_they_begin_anew_steps_seen_count(
+def test_without_increasing_steps_metrics_are_over_observed_steps(
     run: WrittenScript, second: list[int | None]
 ) -> None:
-    run.log(0, steps=[1, 2], after=[5, 6], loss=[4.0, 3.0])
-    run.log(0, steps=second, after=[7, 8], loss=[2.0, 1.0])
-    assert values_of(read_fold(run.dir), "loss") == [(5, 4.0), (6, 3.0), (7, 2.0), (8, 1.0)]
+    run.write_logged(0, steps=[1, 2], after=[5, 6], loss=[4.0, 3.0])
+    run.write_logged(0, steps=second, after=[7, 8], loss=[2.0, 1.0])
+    assert metric_points(read_run_state(run.dir), "loss") == [(5, 4.0), (6, 3.0), (7, 2.0), (8, 1.0)]
 
 
-def test_where_no_steps_are_seen_values_stand_over_how_often_they_were_told(run: WrittenScript) -> None:
-    run.log(0, steps=[None, None], after=[0, 0], loss=[4.0, 3.0])
-    run.log(0, steps=[None], after=[0], loss=[2.0], accuracy=[0.5])
-    fold = read_fold(run.dir)
-    assert values_of(fold, "loss") == [(1, 4.0), (2, 3.0), (3, 2.0)]
-    assert values_of(fold, "accuracy") == [(1, 0.5)]
+def test_without_observed_steps_metrics_are_over_their_count(run: WrittenScript) -> None:
+    run.write_logged(0, steps=[None, None], after=[0, 0], loss=[4.0, 3.0])
+    run.write_logged(0, steps=[None], after=[0], loss=[2.0], accuracy=[0.5])
+    fold = read_run_state(run.dir)
+    assert metric_points(fold, "loss") == [(1, 4.0), (2, 3.0), (3, 2.0)]
+    assert metric_points(fold, "accuracy") == [(1, 0.5)]
     assert (fold.metrics["loss"].step, fold.metrics["loss"].curve.last_x) == (3, 3)
-    run.log(0, steps=[None], after=[7], loss=[1.0])
-    assert values_of(read_fold(run.dir), "loss") == [(0, 4.0), (0, 3.0), (0, 2.0), (7, 1.0)]
+    run.write_logged(0, steps=[None], after=[7], loss=[1.0])
+    assert metric_points(read_run_state(run.dir), "loss") == [(0, 4.0), (0, 3.0), (0, 2.0), (7, 1.0)]
 
 
-def test_of_ranks_that_log_under_one_name_the_lowest_is_shown(run: WrittenScript) -> None:
-    run.log(1, steps=[1], loss=[9.0], only_there=[8.0])
-    run.log(0, steps=[1], loss=[4.0])
-    fold = read_fold(run.dir)
+def test_the_lowest_rank_of_a_metric_is_shown(run: WrittenScript) -> None:
+    run.write_logged(1, steps=[1], loss=[9.0], only_there=[8.0])
+    run.write_logged(0, steps=[1], loss=[4.0])
+    fold = read_run_state(run.dir)
     assert {name: (told.rank, told.last) for name, told in fold.metrics.items()} == {
         "loss": (0, 4.0),
         "only_there": (1, 8.0),
     }
 
 
-def test_one_name_through_two_libraries_is_two_curves(run: WrittenScript) -> None:
-    run.log(0, steps=[1], through="tensorboard", loss=[4.0], lr=[0.1])
-    run.log(0, steps=[1], through="rankdeck", loss=[5.0])
-    assert {name: told.last for name, told in read_fold(run.dir).metrics.items()} == {
+def test_a_name_in_two_loggers_is_two_metrics(run: WrittenScript) -> None:
+    run.write_logged(0, steps=[1], through="tensorboard", loss=[4.0], lr=[0.1])
+    run.write_logged(0, steps=[1], through="rankdeck", loss=[5.0])
+    assert {name: told.last for name, told in read_run_state(run.dir).metrics.items()} == {
         "loss (tensorboard)": 4.0,
         "lr": 0.1,
         "loss (rankdeck)": 5.0,
     }
 
 
-def test_what_a_restart_logs_again_replaces_what_was_there(run: WrittenScript) -> None:
-    run.log(0, steps=[1, 2, 3], loss=[4.0, 3.0, 2.0])
-    run.launch(attempt=1)
-    run.log(0, steps=[2, 3], loss=[30.0, 20.0], attempt=1)
-    fold = read_fold(run.dir)
-    assert values_of(fold, "loss") == [(1, 4.0), (2, 30.0), (3, 20.0)]
+def test_a_restart_replaces_logged_values(run: WrittenScript) -> None:
+    run.write_logged(0, steps=[1, 2, 3], loss=[4.0, 3.0, 2.0])
+    run.start_script(attempt=1)
+    run.write_logged(0, steps=[2, 3], loss=[30.0, 20.0], attempt=1)
+    fold = read_run_state(run.dir)
+    assert metric_points(fold, "loss") == [(1, 4.0), (2, 30.0), (3, 20.0)]
     assert fold.metrics["loss"].count == 3
-    assert values_of(read_fold(run.dir, attempt=0), "loss") == [(1, 4.0), (2, 3.0), (3, 2.0)]
+    assert metric_points(read_run_state(run.dir, attempt=0), "loss") == [(1, 4.0), (2, 3.0), (3, 2.0)]
 
 
-def test_names_without_number_are_cut_and_counted(run: WrittenScript) -> None:
+def test_names_over_the_limit_are_cut_and_counted(run: WrittenScript) -> None:
     for step in range(3):
-        run.log(0, steps=[step], **{f"loss at {step}/{index}": [1.0] for index in range(400)})
-    run.log(0, steps=[3], **{"x" * 10_000: [1.0]})
-    fold = read_fold(run.dir)
-    assert len(fold.metrics) == MOST_NAMES
-    assert fold.script.num_names_cut == 3 * 400 - MOST_NAMES + 1
-    whole = read_fold(run.dir, rows_held=None)  # for an export, or Python
-    assert len(whole.metrics) == 3 * 400 + 1 and whole.script.num_names_cut == 0
+        run.write_logged(0, steps=[step], **{f"loss at {step}/{index}": [1.0] for index in range(400)})
+    run.write_logged(0, steps=[3], **{"x" * 10_000: [1.0]})
+    fold = read_run_state(run.dir)
+    assert len(fold.metrics) == MAX_NAMES
+    assert fold.script.num_cut_names == 3 * 400 - MAX_NAMES + 1
+    whole = read_run_state(run.dir, max_rows=None)  # for an export, or Python
+    assert len(whole.metrics) == 3 * 400 + 1 and whole.script.num_cut_names == 0
 
 
-def test_a_long_run_keeps_the_newest_values_one_by_one_and_all_as_a_curve(run: WrittenScript) -> None:
-    number = 2 * POINTS_HELD
-    run.log(0, steps=list(range(number)), loss=[float(step) for step in range(number)])
-    fold = read_fold(run.dir)
-    assert len(fold.metrics["loss"].points()[0]) == POINTS_HELD and fold.metrics["loss"].count == number
+def test_a_long_metric_keeps_new_points_and_a_whole_curve(run: WrittenScript) -> None:
+    number = 2 * MAX_POINTS
+    run.write_logged(0, steps=list(range(number)), loss=[float(step) for step in range(number)])
+    fold = read_run_state(run.dir)
+    assert len(fold.metrics["loss"].points()[0]) == MAX_POINTS and fold.metrics["loss"].count == number
     assert fold.metrics["loss"].curve.first_x == 0
-    assert len(read_fold(run.dir, rows_held=None).metrics["loss"].points()[0]) == number
+    assert len(read_run_state(run.dir, max_rows=None).metrics["loss"].points()[0]) == number
 
 
 @pytest.mark.parametrize(
@@ -117,12 +119,10 @@ def test_a_long_run_keeps_the_newest_values_one_by_one_and_all_as_a_curve(run: W
         ({"steps": [1], "times": [1.0], "after": [1], "values": {"loss": []}}, 1),
     ],
 )
-def test_columns_that_make_no_sense_break_nothing(
-    run: WrittenScript, columns: dict[str, object], refused: int
-) -> None:
+def test_invalid_columns_are_rejected(run: WrittenScript, columns: dict[str, object], refused: int) -> None:
     run.writer("rank-0").write(events.Metrics(rank=0, through="x", **columns))  # type: ignore[arg-type]
-    run.log(0, steps=[5], through="x", loss=[0.5])
-    fold = read_fold(run.dir)
-    assert fold.refused == refused and fold.metrics["loss"].last == 0.5
+    run.write_logged(0, steps=[5], through="x", loss=[0.5])
+    fold = read_run_state(run.dir)
+    assert fold.num_rejected == refused and fold.metrics["loss"].last == 0.5
     for metric in fold.metrics.values():
         assert math.isfinite(metric.points()[0][-1])

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.phrases import phrase, sentences
+from rankdeck.base.phrases import join_sentences, phrase
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run import plan_lines, plan_marks
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime
@@ -16,7 +16,7 @@ from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime
 GIB = 2**30
 
 
-def line(
+def make_line(
     label: str, *total_gib: float, low_s: float = 1.0, high_s: float = 2.0, capacity_gib: int = 24
 ) -> PlanLine:
     devices = [
@@ -42,15 +42,15 @@ def line(
 
 
 def test_the_fullest_device_decides() -> None:
-    found = line("dp", 25, 3)
+    found = make_line("dp", 25, 3)
     assert found.verdict == "does-not-fit"
     assert found.reason == "device 0 lacks 1.0 GiB: it would need 25.0 GiB."
-    assert line("ddp", 23, 3).verdict == "tight"
-    assert line("fsdp", 12, 3).verdict == "fits"
+    assert make_line("ddp", 23, 3).verdict == "tight"
+    assert make_line("fsdp", 12, 3).verdict == "fits"
 
 
 @pytest.mark.parametrize(("total_gib", "verdict"), [(18.0, "fits"), (18.01, "tight"), (20.0, "tight")])
-def test_a_plan_fits_with_a_tenth_of_what_is_there_to_spare(total_gib: float, verdict: str) -> None:
+def test_a_plan_fits_with_a_tenth_of_the_memory_left(total_gib: float, verdict: str) -> None:
     device = PlannedDevice(
         device=0,
         active_bytes=0,
@@ -61,7 +61,7 @@ def test_a_plan_fits_with_a_tenth_of_what_is_there_to_spare(total_gib: float, ve
     assert plan_lines.verdict_of([device])[0] == verdict
 
 
-def test_other_processes_take_room() -> None:
+def test_memory_of_other_processes_is_subtracted() -> None:
     device = PlannedDevice(
         device=1, active_bytes=0, total_bytes=20 * GIB, capacity_bytes=24 * GIB, others_bytes=6 * GIB
     )
@@ -70,14 +70,14 @@ def test_other_processes_take_room() -> None:
     assert reason is not None and "beside 6.0 GiB of other processes" in reason
 
 
-def test_without_a_capacity_everything_fits() -> None:
+def test_without_a_capacity_every_plan_fits() -> None:
     assert plan_lines.verdict_of([PlannedDevice(device=0, active_bytes=1, total_bytes=10**15)]) == (
         "fits",
         None,
     )
 
 
-def test_virtual_devices_share_what_this_machine_has_left() -> None:
+def test_virtual_devices_share_the_free_host_memory() -> None:
     devices = [PlannedDevice(device=index, active_bytes=1, total_bytes=6 * GIB) for index in range(4)]
     assert plan_lines.verdict_of(devices, 27 * GIB) == ("fits", None)
     assert plan_lines.verdict_of(devices, 26 * GIB)[0] == "tight"
@@ -86,100 +86,109 @@ def test_virtual_devices_share_what_this_machine_has_left() -> None:
     assert reason == "The devices need 24.0 GiB of this machine's memory together, which has 23.0 GiB left."
 
 
-def recommended(lines: list[PlanLine]) -> tuple[str, str]:
-    found = plan_marks.marks(lines)
+def recommended_line(lines: list[PlanLine]) -> tuple[str, str]:
+    found = plan_marks.mark_lines(lines)
     assert found.recommended is not None
     return lines[found.recommended].label, found.reason
 
 
-def test_with_room_the_fastest_is_recommended_however_little_another_needs() -> None:
+def test_with_enough_memory_the_fastest_is_recommended() -> None:
     lines = [
-        line("single", 10, low_s=2, high_s=9),
-        line("ddp", 12, 12, low_s=0.53, high_s=4.26),
-        line("model", 1, 1, low_s=1.4, high_s=20),
-        line("hybrid", 4, 4, low_s=1.0, high_s=8.1),  # its range overlaps that of ddp
+        make_line("single", 10, low_s=2, high_s=9),
+        make_line("ddp", 12, 12, low_s=0.53, high_s=4.26),
+        make_line("model", 1, 1, low_s=1.4, high_s=20),
+        make_line("hybrid", 4, 4, low_s=1.0, high_s=8.1),  # its range overlaps that of ddp
     ]
-    assert recommended(lines) == (
+    assert recommended_line(lines) == (
         "ddp",
         "It fits with room, and no other that does is predicted to be faster.",
     )
-    assert lines[plan_marks.marks(lines).cheapest or 0].label == "model"
+    assert lines[plan_marks.mark_lines(lines).cheapest or 0].label == "model"
 
 
-def test_of_equally_fast_ones_the_simplest_is_recommended() -> None:
-    viewed = line("ddp", 11, 11, low_s=0.98, high_s=1.96)
+def test_of_equally_fast_lines_the_simplest_is_recommended() -> None:
+    viewed = make_line("ddp", 11, 11, low_s=0.98, high_s=1.96)
     viewed.options, viewed.label = {"gradient_as_bucket_view": True}, "viewed"
-    lines = [line("fsdp", 6, 6, low_s=1, high_s=2), viewed, line("dp", 14, 4), line("ddp", 12, 12)]
-    assert recommended(lines) == (
+    lines = [
+        make_line("fsdp", 6, 6, low_s=1, high_s=2),
+        viewed,
+        make_line("dp", 14, 4),
+        make_line("ddp", 12, 12),
+    ]
+    assert recommended_line(lines) == (
         "ddp",
         "It fits with room, and of the fastest that do (within 10 %) it is the simplest.",
     )
     lines[3].step = StepTime(low_s=1.2, high_s=2.4)  # now it is not among the fastest
-    assert recommended(lines)[0] == "fsdp", "one option less than the other, and no thread that drives two"
+    assert recommended_line(lines)[0] == "fsdp", (
+        "one option less than the other, and no thread that drives two"
+    )
 
 
-def test_without_step_times_all_devices_work_at_once() -> None:
-    lines = [line(name, *[2] * count) for name, count in (("single", 1), ("dp", 2), ("model", 2), ("ddp", 2))]
+def test_without_step_times_parallel_devices_are_preferred() -> None:
+    lines = [
+        make_line(name, *[2] * count) for name, count in (("single", 1), ("dp", 2), ("model", 2), ("ddp", 2))
+    ]
     for one in lines:
         one.step = None
-    strategy, reason = recommended(lines)
+    strategy, reason = recommended_line(lines)
     assert strategy == "ddp" and "step times are not known" in reason and "work at once" in reason
-    assert recommended(lines[:1])[0] == "single"
+    assert recommended_line(lines[:1])[0] == "single"
     lines[0].is_bound = True
-    assert recommended(lines[:1])[1].startswith("As far as is known it fits with room")
+    assert recommended_line(lines[:1])[1].startswith("As far as is known it fits with room")
 
 
-def test_what_a_plan_could_not_follow_is_not_called_impossible() -> None:
+def test_an_untraceable_line_is_not_called_impossible() -> None:
     unknown = PlanLine(strategy="fsdp", label="fsdp", options={}, verdict="cannot", reason="It reads values.")
-    assert plan_lines.words_of(unknown) == "not predicted"
+    assert plan_lines.plan_verdict_text(unknown) == "not predicted"
     unknown.refusal = Problem("heads", "The model has 3 heads.")
-    assert plan_lines.words_of(unknown) == "cannot"
+    assert plan_lines.plan_verdict_text(unknown) == "cannot"
 
 
-def test_where_no_other_fits_nothing_is_said_of_speed() -> None:
+def test_the_only_line_that_fits_has_no_reason_about_speed() -> None:
     cannot = PlanLine(strategy="fsdp", label="fsdp", options={}, verdict="cannot")
-    lines = [line("dp", 30, low_s=1, high_s=2), line("ddp", 12, low_s=3, high_s=4), cannot]
-    assert recommended(lines) == ("ddp", "It fits with room, which no other does.")
-    assert recommended(lines[1:2]) == ("ddp", "It fits with room.")
+    lines = [make_line("dp", 30, low_s=1, high_s=2), make_line("ddp", 12, low_s=3, high_s=4), cannot]
+    assert recommended_line(lines) == ("ddp", "It fits with room, which no other does.")
+    assert recommended_line(lines[1:2]) == ("ddp", "It fits with room.")
 
 
-def test_where_memory_is_tight_the_least_is_recommended() -> None:
+def test_with_tight_memory_the_smallest_is_recommended() -> None:
     lines = [
-        line("ddp", 23.5, 23.5, low_s=1, high_s=2),
-        line("fsdp", 22.5, 22.5, low_s=5, high_s=9),
-        line("dp", 30),
+        make_line("ddp", 23.5, 23.5, low_s=1, high_s=2),
+        make_line("fsdp", 22.5, 22.5, low_s=5, high_s=9),
+        make_line("dp", 30),
     ]
-    strategy, reason = recommended(lines)
+    strategy, reason = recommended_line(lines)
     assert strategy == "fsdp" and "tight" in reason
 
 
-def test_what_trains_something_else_is_recommended_only_where_nothing_else_was_asked_for() -> None:
-    stale = line("pipeline-async", 2, 2, low_s=0.1, high_s=0.2)
-    lines = [line("ddp", 12, 12, low_s=1, high_s=2), stale, line("fsdp", 6, 6, low_s=3, high_s=4)]
-    strategy, reason = recommended(lines)
+def test_stale_weights_are_recommended_only_without_alternatives() -> None:
+    stale = make_line("pipeline-async", 2, 2, low_s=0.1, high_s=0.2)
+    lines = [make_line("ddp", 12, 12, low_s=1, high_s=2), stale, make_line("fsdp", 6, 6, low_s=3, high_s=4)]
+    strategy, reason = recommended_line(lines)
     assert strategy == "ddp"
     assert reason.endswith("faster. pipeline-async is left out: it trains something else than one device.")
-    assert plan_marks.marks(lines).cheapest == 1
-    assert plan_marks.marks([line("ddp", 30), stale]).recommended is None
-    assert recommended([stale]) == ("pipeline-async", "It fits with room.")
+    assert plan_marks.mark_lines(lines).cheapest == 1
+    assert plan_marks.mark_lines([make_line("ddp", 30), stale]).recommended is None
+    assert recommended_line([stale]) == ("pipeline-async", "It fits with room.")
 
 
 def test_nothing_is_recommended_where_nothing_fits() -> None:
-    found = plan_marks.marks([line("single", 30), line("dp", 40)])
+    found = plan_marks.mark_lines([make_line("single", 30), make_line("dp", 40)])
     assert (found.recommended, found.cheapest, found.reason) == (None, 0, "")
 
 
-def any_lines(random: Random) -> list[PlanLine]:
+def random_lines(random: Random) -> list[PlanLine]:
     """A table as it may come: other processes, bounds, lines without step times or figures."""
     others = [random.choice([0, 0, 4 * GIB]) for _ in range(4)]
     scale, found = random.choice([0.3, 1.0, 1.6]), []
     for name in random.sample(list(STRATEGIES), random.randint(1, len(STRATEGIES))):
         low_s = random.choice([0.5, 1.0, 1.05, 3.0])
-        one = line(name, *[random.uniform(1, 24) * scale for _ in others], low_s=low_s, high_s=2 * low_s)
+        one = make_line(name, *[random.uniform(1, 24) * scale for _ in others], low_s=low_s, high_s=2 * low_s)
         for device, others_bytes in zip(one.devices, others, strict=True):
             device.others_bytes = others_bytes
         one.verdict, one.reason = plan_lines.verdict_of(one.devices)
-        one.bound = random.choice([None, None, plan_lines.LEAST, plan_lines.MOST])
+        one.bound = random.choice([None, None, plan_lines.AT_LEAST, plan_lines.AT_MOST])
         one.is_bound = one.bound is not None
         if random.random() < 0.2:
             one.step = None
@@ -194,27 +203,29 @@ def middle_s(one: PlanLine) -> float:
     return float((one.step.low_s * one.step.high_s) ** 0.5)
 
 
-def shown_bytes(one: PlanLine) -> int:
-    assert one.fullest is not None
-    return one.fullest.total_bytes
+def largest_bytes(one: PlanLine) -> int:
+    assert one.fullest_device is not None
+    return one.fullest_device.total_bytes
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_said_of_the_recommended_one_holds_for_the_rows_as_they_are_shown(seed: int) -> None:
-    for lines in (any_lines(Random(f"{seed} {turn}")) for turn in range(25)):
-        found = plan_marks.marks(lines)
+def test_the_recommendation_holds_for_the_rows_as_shown(seed: int) -> None:
+    for lines in (random_lines(Random(f"{seed} {turn}")) for turn in range(25)):
+        found = plan_marks.mark_lines(lines)
         if found.cheapest is not None:
-            assert shown_bytes(lines[found.cheapest]) == min(
-                map(shown_bytes, (one for one in lines if one.devices))
+            assert largest_bytes(lines[found.cheapest]) == min(
+                map(largest_bytes, (one for one in lines if one.devices))
             )
-        every = [one for one in lines if not plan_marks.trains_otherwise(one)] or lines
-        words = [plan_lines.words_of(one) for one in every]
+        every = [one for one in lines if not plan_marks.has_stale_weights(one)] or lines
+        words = [plan_lines.plan_verdict_text(one) for one in every]
         with_figures = [one for one in every if one.devices]
         if found.recommended is None:
-            assert not {"fits", "tight", "may fit"} & {plan_lines.words_of(one) for one in with_figures}
+            assert not {"fits", "tight", "may fit"} & {
+                plan_lines.plan_verdict_text(one) for one in with_figures
+            }
             continue
         taken = lines[found.recommended]
-        said = plan_lines.words_of(taken)
+        said = plan_lines.plan_verdict_text(taken)
         alike = [one for one, word in zip(every, words, strict=True) if word == said]
         assert said == next(word for word in ("fits", "tight", "may fit") if word in words) or (
             said == "may fit" and "fits" not in words and taken.verdict == "fits"
@@ -228,7 +239,7 @@ def test_what_is_said_of_the_recommended_one_holds_for_the_rows_as_they_are_show
         if "which no other does" in found.reason:
             assert words.count(said) == 1
         if "needs the least" in found.reason:
-            assert shown_bytes(taken) == min(map(shown_bytes, alike))
+            assert largest_bytes(taken) == min(map(largest_bytes, alike))
         assert ("tight" in found.reason) == (taken.verdict == "tight")
 
 
@@ -246,24 +257,24 @@ def test_what_is_said_of_the_recommended_one_holds_for_the_rows_as_they_are_show
         (2.0, 2.0, "about 2 s"),
     ],
 )
-def test_a_step_time_has_the_digits_that_a_prediction_deserves(
-    low_s: float, high_s: float, words: str
-) -> None:
-    assert plan_lines.step_words(StepTime(low_s=low_s, high_s=high_s)) == words
+def test_a_step_time_is_rounded_to_two_digits(low_s: float, high_s: float, words: str) -> None:
+    assert plan_lines.step_time_text(StepTime(low_s=low_s, high_s=high_s)) == words
 
 
-def test_a_line_survives_json() -> None:
-    before = line("ddp", 1.5)
+def test_a_line_round_trips_through_json() -> None:
+    before = make_line("ddp", 1.5)
     assert plan_lines.decode(plan_lines.encode(before)) == before
 
 
-def test_json_keeps_every_sentence_of_a_text_and_what_is_in_it() -> None:
+def test_json_keeps_texts_and_their_arguments() -> None:
     inner = phrase("device {device} lacks {size}.", device=0, size="1 GiB")
     whole = phrase("By what it needs at most: {reason}", reason=inner)
-    told = msgspec.structs.replace(line("dp", 25), reason=sentences((whole, None, phrase("Choose another."))))
+    told = msgspec.structs.replace(
+        make_line("dp", 25), reason=join_sentences((whole, None, phrase("Choose another.")))
+    )
     read = plan_lines.decode(plan_lines.encode(told))
     assert read == told
     assert read.reason == "By what it needs at most: device 0 lacks 1 GiB. Choose another."
     assert {"device 0 lacks 1 GiB.", "Choose another.", str(whole)} < read.phrases.keys()
     assert read.phrases["device 0 lacks 1 GiB."].template == "device {device} lacks {size}."
-    assert sentences((None, "")) == "" and sentences(("Only one.",)) == "Only one."
+    assert join_sentences((None, "")) == "" and join_sentences(("Only one.",)) == "Only one."

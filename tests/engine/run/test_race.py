@@ -11,49 +11,61 @@ import pytest
 from rankdeck.run.race import COMPLETED, STOPPED, RaceEntry, read_race, write_race
 from rankdeck.run.race_row import race_info
 from rankdeck.run.race_verdicts import judge, median_interval_s
-from rankdeck.run.row import row_of
-from rankdeck.rundir import create_race
-from tests.helpers.told_race import PLAIN, STEPS, entry, judged, off
+from rankdeck.run.row import row_json
+from rankdeck.run_dir import create_race
+from tests.helpers.written_race import LOSSES, STEPS, judged_race, make_entry, shifted_losses
 
-NORMS = {"batch-norm-differs": "Batch norms normalise over 8 samples at a time."}
+NORM_REASONS = {"batch-norm-differs": "Batch norms normalise over 8 samples at a time."}
 
 
 @pytest.mark.parametrize(
     ("name", "other", "precision", "verdict", "step", "words"),
     [
-        ("the same", entry(2, "ddp"), "fp32", "agrees", 1, ""),
-        ("rounding", entry(2, "ddp", losses=off(1.9e-6)), "fp32", "agrees", None, ""),
-        ("too far at first", entry(2, "ddp", losses=off(3e-6)), "fp32", "differs", None, "From step 1 on"),
-        ("rounding that grew", entry(2, "fsdp", losses=off(9e-5, 11)), "fp32", "agrees", None, ""),
-        ("too far later", entry(2, "fsdp", losses=off(2e-4, 11)), "fp32", "differs", None, "From step 11 on"),
-        ("fp64 is held to its own", entry(2, "ddp", losses=off(1e-9)), "fp64", "differs", None, "1e-10"),
-        ("bf16 rounds", entry(2, "ddp", losses=off(1e-3)), "bf16", "expected", None, "3 digits"),
-        ("norms", entry(2, "ddp", losses=off(1e-2), seen=NORMS), "fp32", "expected", None, "8 samples"),
-        ("norms that agree", entry(2, "ddp", seen=NORMS), "fp32", "agrees", None, ""),
-        ("stale", entry(2, "pipeline-async", losses=off(0.1)), "fp32", "expected", None, "updates old"),
-        ("compressed", entry(2, "ddp", losses=off(0.1), compress="fp16"), "fp32", "expected", None, "fp16"),
-        ("nothing in common", entry(2, "ddp", losses=[None] * STEPS), "fp32", "differs", None, "No step's"),
-        ("failed", entry(2, "ddp", None), "fp32", None, None, ""),
+        ("the same", make_entry(2, "ddp"), "fp32", "agrees", 1, ""),
+        ("rounding", make_entry(2, "ddp", losses=shifted_losses(1.9e-6)), "fp32", "agrees", None, ""),
+        ("too far at first", make_entry(2, "ddp", losses=shifted_losses(3e-6)), "fp32", "differs", None,
+         "From step 1 on"),
+        ("rounding that grew", make_entry(2, "fsdp", losses=shifted_losses(9e-5, 11)), "fp32", "agrees",
+         None, ""),
+        ("too far later", make_entry(2, "fsdp", losses=shifted_losses(2e-4, 11)), "fp32", "differs", None,
+         "From step 11 on"),
+        ("fp64 is held to its own", make_entry(2, "ddp", losses=shifted_losses(1e-9)), "fp64", "differs",
+         None, "1e-10"),
+        ("bf16 rounds", make_entry(2, "ddp", losses=shifted_losses(1e-3)), "bf16", "expected", None,
+         "3 digits"),
+        ("norms", make_entry(2, "ddp", losses=shifted_losses(1e-2), seen=NORM_REASONS), "fp32", "expected",
+         None, "8 samples"),
+        ("norms that agree", make_entry(2, "ddp", seen=NORM_REASONS), "fp32", "agrees", None, ""),
+        ("stale", make_entry(2, "pipeline-async", losses=shifted_losses(0.1)), "fp32", "expected", None,
+         "updates old"),
+        ("compressed", make_entry(2, "ddp", losses=shifted_losses(0.1), compress="fp16"), "fp32", "expected",
+         None, "fp16"),
+        ("nothing in common", make_entry(2, "ddp", losses=[None] * STEPS), "fp32", "differs", None,
+         "No step's"),
+        ("failed", make_entry(2, "ddp", None), "fp32", None, None, ""),
     ],
     ids=lambda value: value if isinstance(value, str) and " " in value else "",
 )  # fmt: skip
-def test_losses_are_held_to_the_reference(
+def test_losses_are_compared_with_the_reference(
     name: str, other: RaceEntry, precision: str, verdict: str | None, step: int | None, words: str
 ) -> None:
-    found = judged(entry(1, "single"), other, precision=precision).entries[1].agreement
+    found = judged_race(make_entry(1, "single"), other, precision=precision).entries[1].agreement
     assert (None if found is None else found.verdict) == verdict, name
     assert words in ((found.reason if found else None) or "")
     if step is not None:
         assert found is not None and (found.step, found.difference) == (step, 0.0)
 
 
-def test_single_is_the_reference_wherever_it_stands_and_the_first_without_it() -> None:
-    last = judged(entry(1, "ddp", losses=off(1e-2)), entry(2, "single"))
+def test_single_or_else_the_first_entry_is_the_reference() -> None:
+    last = judged_race(make_entry(1, "ddp", losses=shifted_losses(1e-2)), make_entry(2, "single"))
     assert last.verdicts.reference == 2 and last.exit_code == 1
-    first = judged(entry(1, "dp", None), entry(2, "ddp"), entry(3, "fsdp"))
+    first = judged_race(make_entry(1, "dp", None), make_entry(2, "ddp"), make_entry(3, "fsdp"))
     assert first.verdicts.reference == 2
     # What the reference itself does otherwise explains the others, too.
-    dropped = judged(entry(1, "ddp", seen={"dropout-differs": "Dropout."}), entry(2, "fsdp", losses=off(0.1)))
+    dropped = judged_race(
+        make_entry(1, "ddp", seen={"dropout-differs": "Dropout."}),
+        make_entry(2, "fsdp", losses=shifted_losses(0.1)),
+    )
     assert [one.agreement.verdict for one in dropped.entries if one.agreement] == ["reference", "expected"]
     assert dropped.exit_code == 0
 
@@ -68,15 +80,15 @@ def test_single_is_the_reference_wherever_it_stands_and_the_first_without_it() -
         ((0.1, 0.102, 0.3), 0.1, 0.1, [1, 1, 3], "by +0 %"),
     ],
 )  # fmt: skip
-def test_places_that_drift_or_spread_cannot_tell_apart_are_shared(
+def test_entries_that_are_not_distinguishable_share_a_place(
     times: tuple[float, ...], again: float, jitter: float, places: list[int], note: str
 ) -> None:
     names = ("single", "ddp", "fsdp")
     entries = [
-        entry(at + 1, name, time, jitter=jitter)
+        make_entry(at + 1, name, time, jitter=jitter)
         for at, (name, time) in enumerate(zip(names, times, strict=True))
     ]
-    found = judged(*entries, entry(4, "single", again, jitter=jitter, repeats=1))
+    found = judged_race(*entries, make_entry(4, "single", again, jitter=jitter, repeats=1))
     assert [one.place for one in found.entries] == [*places, None]
     assert note in found.verdicts.notes[0]
 
@@ -84,22 +96,25 @@ def test_places_that_drift_or_spread_cannot_tell_apart_are_shared(
 @pytest.mark.parametrize(
     ("entries", "kind", "fastest", "winner", "why"),
     [
-        ([entry(1, "single", 0.3), entry(2, "ddp", 0.1)], "gpu", 2, 2, "No other was as fast."),
-        ([entry(1, "single", 0.3), entry(2, "ddp", 0.1)], "virtual", 2, None, "No other was as fast."),
-        ([entry(1, "fsdp", 0.1), entry(2, "ddp", 0.1)], "gpu", 2, 2, "simplest of 2"),
+        ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1)], "gpu", 2, 2, "No other was as fast."),
+        ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1)], "virtual", 2, None,
+         "No other was as fast."),
+        ([make_entry(1, "fsdp", 0.1), make_entry(2, "ddp", 0.1)], "gpu", 2, 2, "simplest of 2"),
         (
-            [entry(1, "ddp", 0.2), entry(2, "pipeline-async", 0.1, off(0.1))],
+            [make_entry(1, "ddp", 0.2), make_entry(2, "pipeline-async", 0.1, shifted_losses(0.1))],
             "gpu", 1, 1, "pipeline-async does not train the same",
         ),
-        ([entry(1, "single", 0.3), entry(2, "ddp", 0.1, off(0.1))], "gpu", 1, 1, "ddp does not train"),
-        ([entry(1, "single", 0.3), entry(2, "ddp", 0.1, off(0.1), seen=NORMS)], "gpu", 2, 2, "No other"),
-        ([entry(1, "single", None)], "gpu", None, None, ""),
+        ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1, shifted_losses(0.1))], "gpu", 1, 1,
+         "ddp does not train"),
+        ([make_entry(1, "single", 0.3), make_entry(2, "ddp", 0.1, shifted_losses(0.1), seen=NORM_REASONS)],
+         "gpu", 2, 2, "No other"),
+        ([make_entry(1, "single", None)], "gpu", None, None, ""),
     ],
 )  # fmt: skip
-def test_the_winner_is_the_simplest_of_the_fastest_that_train_the_same_and_none_of_a_rehearsal(
+def test_the_winner_is_the_simplest_of_the_fastest_equal_entries(
     entries: list[RaceEntry], kind: str, fastest: int | None, winner: int | None, why: str
 ) -> None:
-    verdicts = judged(*entries, kind=kind, outcome=COMPLETED).verdicts
+    verdicts = judged_race(*entries, kind=kind, outcome=COMPLETED).verdicts
     assert (verdicts.fastest, verdicts.winner) == (fastest, winner)
     assert why in verdicts.fastest_why
 
@@ -114,12 +129,16 @@ def test_the_winner_is_the_simplest_of_the_fastest_that_train_the_same_and_none_
         ((0.1, 0.1), 0.2, 1, ""),
     ],
 )
-def test_a_machine_that_changed_its_speed_names_no_winner_unless_one_is_further_ahead(
+def test_a_machine_that_drifted_names_a_winner_only_if_clear(
     tmp_path: Path, times: tuple[float, float], again: float, fastest: int | None, inconclusive: str
 ) -> None:
     first, second = times
-    entries = (entry(1, "single", first), entry(2, "dp", second), entry(3, "single", again, repeats=1))
-    race = judged(*entries, outcome=COMPLETED)
+    entries = (
+        make_entry(1, "single", first),
+        make_entry(2, "dp", second),
+        make_entry(3, "single", again, repeats=1),
+    )
+    race = judged_race(*entries, outcome=COMPLETED)
     verdicts = race.verdicts
     assert (verdicts.fastest, verdicts.winner, verdicts.inconclusive) == (fastest, fastest, inconclusive)
     assert bool(verdicts.fastest_why) == (fastest is not None)
@@ -132,46 +151,48 @@ def test_a_machine_that_changed_its_speed_names_no_winner_unless_one_is_further_
     assert facts is not None and facts.is_inconclusive == bool(inconclusive)
 
 
-def test_the_fastest_so_far_is_the_one_with_the_least_time() -> None:
-    entries = entry(1, "single", 0.101, jitter=0.1), entry(2, "ddp", 0.1, jitter=0.1)
-    assert judged(*entries).verdicts.fastest == 2
-    assert judged(*entries, outcome=COMPLETED).verdicts.fastest == 1, "the simpler of two that are alike"
+def test_the_fastest_so_far_has_the_least_time() -> None:
+    entries = make_entry(1, "single", 0.101, jitter=0.1), make_entry(2, "ddp", 0.1, jitter=0.1)
+    assert judged_race(*entries).verdicts.fastest == 2
+    assert judged_race(*entries, outcome=COMPLETED).verdicts.fastest == 1, "the simpler of two that are alike"
 
 
 def test_a_repetition_that_failed_leaves_the_drift_unknown() -> None:
-    found = judged(entry(1, "single"), entry(2, "ddp", 0.2), entry(3, "single", None, repeats=1))
+    found = judged_race(
+        make_entry(1, "single"), make_entry(2, "ddp", 0.2), make_entry(3, "single", None, repeats=1)
+    )
     assert found.verdicts.drift is None and "is not known" in found.verdicts.notes[0]
-    assert [one.place for one in found.field] == [1, 2]
+    assert [one.place for one in found.unique_entries] == [1, 2]
 
 
-def test_the_interval_of_a_median_is_wide_where_there_are_few() -> None:
+def test_the_interval_of_a_median_is_wide_for_few_steps() -> None:
     times = [float(number) for number in range(1, 21)]
     assert median_interval_s(times) == (6.0, 16.0)
     assert median_interval_s(times[:3]) == (1.0, 3.0) and median_interval_s([2.0]) == (2.0, 2.0)
 
 
-def test_a_race_is_read_as_it_was_written_and_is_lost_without_its_racer(tmp_path: Path) -> None:
+def test_a_race_round_trips_and_is_lost_without_its_racer(tmp_path: Path) -> None:
     folder = create_race(tmp_path, "Race · GPT", "")
-    assert read_race(folder) is None and row_of(race_info(folder))["outcome"] == "lost"
-    found = judged(entry(1, "single"), entry(2, "ddp", losses=[math.nan, *PLAIN[1:]]))
+    assert read_race(folder) is None and row_json(race_info(folder))["outcome"] == "lost"
+    found = judged_race(make_entry(1, "single"), make_entry(2, "ddp", losses=[math.nan, *LOSSES[1:]]))
     write_race(folder, found)
     (again,) = [one for one in [read_race(folder)] if one is not None]
     assert again.outcome == "lost" and again.entries[0] == found.entries[0]
     assert again.entries[1].measured is not None and again.entries[1].measured.losses[0] is None
-    row = row_of(race_info(folder))
+    row = row_json(race_info(folder))
     assert (row["run"], row["entries"], row["entries_done"], row["steps"]) == (folder.name, 2, 2, STEPS)
     assert folder.name[15:].startswith("-race-gpt-")
     folder.file.write_bytes(msgspec.json.encode({**msgspec.to_builtins(found), "version": 99}))
     assert read_race(folder) is None
 
 
-def test_a_race_that_was_stopped_after_one_entry_has_no_fastest() -> None:
-    race = judged(entry(1, "single"), entry(2, "ddp", None, state=STOPPED), kind="gpu")
+def test_a_race_stopped_after_one_entry_has_no_fastest() -> None:
+    race = judged_race(make_entry(1, "single"), make_entry(2, "ddp", None, state=STOPPED), kind="gpu")
     assert race.verdicts.fastest is not None
     race.outcome = STOPPED
     judge(race)
     assert (race.verdicts.fastest, race.verdicts.winner) == (None, None)
-    failed = judged(entry(1, "single"), entry(2, "ddp", None), kind="gpu")
+    failed = judged_race(make_entry(1, "single"), make_entry(2, "ddp", None), kind="gpu")
     failed.outcome = COMPLETED
     judge(failed)
     assert failed.verdicts.winner == 1

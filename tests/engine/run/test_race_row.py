@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck import rundir
+from rankdeck import run_dir
 from rankdeck.base.errors import RunNotFoundError
 from rankdeck.run import row_index
 from rankdeck.run.race import LOST, RUNNING, WAITING
 from rankdeck.run.race_row import race_info
-from rankdeck.run.row import row_of
+from rankdeck.run.row import row_json
 from rankdeck.run.row_index import RunRows
-from rankdeck.rundir import Labels, RaceDir, create_race, find_race, write_labels
-from tests.helpers.cli import rankdeck_here
-from tests.helpers.told_race import STEPS, WrittenRace, entry, off
+from rankdeck.run_dir import Labels, RaceDir, create_race, find_race, write_labels
+from tests.helpers.cli import rankdeck_in_process
+from tests.helpers.written_race import STEPS, WrittenRace, make_entry, shifted_losses
 
 
 @pytest.fixture
@@ -25,10 +25,12 @@ def written(tmp_path: Path) -> WrittenRace:
     return WrittenRace(tmp_path / "rankdeck-runs")
 
 
-def test_a_race_is_a_row_with_those_of_its_entries(written: WrittenRace) -> None:
-    compressed = entry(3, "ddp", 0.2, losses=off(0.5), compress="fp16")
-    again = entry(5, "single", 0.3, repeats=1)
-    written.write(entry(1, "single", 0.3), entry(2, "dp", None), compressed, entry(4, "ddp", 0.1), again)
+def test_a_race_is_a_row_with_entry_rows(written: WrittenRace) -> None:
+    compressed = make_entry(3, "ddp", 0.2, losses=shifted_losses(0.5), compress="fp16")
+    again = make_entry(5, "single", 0.3, repeats=1)
+    written.write(
+        make_entry(1, "single", 0.3), make_entry(2, "dp", None), compressed, make_entry(4, "ddp", 0.1), again
+    )
     info = race_info(written.folder)
     assert (info.title, info.outcome, info.num_devices, info.device_kind) == (
         "Race · GPT · 2",
@@ -44,31 +46,37 @@ def test_a_race_is_a_row_with_those_of_its_entries(written: WrittenRace) -> None
         "single", "single", "completed", STEPS, STEPS,
     )  # fmt: skip
     assert first.entry_of == written.folder.path and first.path == written.folder.path / "entries/1-single"
-    assert first.figures is not None and first.figures.loss == pytest.approx(4.0 / 25)
-    assert (first.figures.peak_bytes, first.figures.samples_per_s) == (5000, pytest.approx(1 / 0.3))
-    assert first.figures.imbalance is not None and first.figures.imbalance.device == 0
+    assert first.metrics is not None and first.metrics.loss == pytest.approx(4.0 / 25)
+    assert (first.metrics.peak_bytes, first.metrics.samples_per_s) == (5000, pytest.approx(1 / 0.3))
+    assert first.metrics.imbalance is not None and first.metrics.imbalance.device == 0
     assert (failed.outcome, failed.step, failed.is_resumable) == ("failed", 0, False)
-    assert failed.figures is not None and failed.figures.loss is None
+    assert failed.metrics is not None and failed.metrics.loss is None
     assert repeated.title == "single again"
     written.lose()
 
 
 @pytest.mark.parametrize(
     ("others", "losses"),
-    [([], None), ([entry(2, "ddp")], "agrees"), ([entry(2, "ddp", losses=off(0.5))], "differs")],
+    [
+        ([], None),
+        ([make_entry(2, "ddp")], "agrees"),
+        ([make_entry(2, "ddp", losses=shifted_losses(0.5))], "differs"),
+    ],
 )
-def test_losses_of_a_race_are_as_bad_as_the_worst(
+def test_the_losses_of_a_race_are_those_of_its_worst_entry(
     written: WrittenRace, others: list[object], losses: str | None
 ) -> None:
-    written.write(entry(1, "single"), *others)  # type: ignore[arg-type]
+    written.write(make_entry(1, "single"), *others)  # type: ignore[arg-type]
     info = race_info(written.folder)
     assert info.race is not None and info.race.losses == losses
     written.lose()
 
 
-def test_what_was_left_in_the_middle_is_lost_with_its_race(written: WrittenRace) -> None:
+def test_a_running_entry_of_a_lost_race_is_lost(written: WrittenRace) -> None:
     written.write(
-        entry(1, "single"), entry(2, "ddp", None, state=RUNNING), entry(3, "dp", None, state=WAITING)
+        make_entry(1, "single"),
+        make_entry(2, "ddp", None, state=RUNNING),
+        make_entry(3, "dp", None, state=WAITING),
     )
     info = race_info(written.folder)
     assert info.race is not None and info.race.num_done == 1
@@ -80,17 +88,17 @@ def test_what_was_left_in_the_middle_is_lost_with_its_race(written: WrittenRace)
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff\xfe", b"{}", b'{"version": 99}'])
-def test_a_race_that_cannot_be_read_is_a_row_that_says_so(written: WrittenRace, text: bytes) -> None:
+def test_an_unreadable_race_is_a_row_with_a_message(written: WrittenRace, text: bytes) -> None:
     written.folder.file.write_bytes(text)
     write_labels(written.folder.path, Labels(tags=("odd",)))
-    row = row_of(race_info(written.folder))
+    row = row_json(race_info(written.folder))
     assert (row["outcome"], row["title"], row["tags"]) == ("lost", written.folder.name, ["odd"])
     assert (row["entries"], row["entries_done"], row["steps"]) == (None, 0, 0)
     written.lose()
 
 
-def test_a_race_without_devices_is_none(written: WrittenRace) -> None:
-    written.write(entry(1, "single"))
+def test_a_race_without_devices_is_not_listed(written: WrittenRace) -> None:
+    written.write(make_entry(1, "single"))
     text = written.folder.file.read_text()
     start, end = text.index('"devices": ['), text.index('"steps"')
     written.folder.file.write_text(f'{text[:start]}"devices": [], {text[end:]}')
@@ -98,11 +106,11 @@ def test_a_race_without_devices_is_none(written: WrittenRace) -> None:
     written.lose()
 
 
-def test_rows_of_races_are_kept_as_long_as_their_files_are_the_same(
+def test_rows_of_races_are_cached_until_their_files_change(
     written: WrittenRace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_index, "_SETTLED_NS", 0)
-    written.write(entry(1, "single"), entry(2, "ddp", 0.05), ended=time.time(), outcome="completed")
+    written.write(make_entry(1, "single"), make_entry(2, "ddp", 0.05), ended=time.time(), outcome="completed")
     written.lose()
     rows, folder = RunRows(), written.folder
     told = rows.info(folder)
@@ -115,23 +123,25 @@ def test_rows_of_races_are_kept_as_long_as_their_files_are_the_same(
 
 
 def test_a_race_is_labelled_like_a_run(written: WrittenRace) -> None:
-    written.write(entry(1, "single"), entry(2, "ddp", 0.05), outcome="completed")
+    written.write(make_entry(1, "single"), make_entry(2, "ddp", 0.05), outcome="completed")
     written.lose()
     name = written.folder.name
-    done = rankdeck_here("label", name, "--name", "Which one", "--tag", "paper", "--archive", code=0)
+    done = rankdeck_in_process(
+        "label", name, "--name", "Which one", "--tag", "paper", "--archive", exit_code=0
+    )
     assert done.out.split() == ["Which", "one", "#paper", "(archived)"]
-    assert rankdeck_here("runs", "--json").json == []
-    (row,) = rankdeck_here("runs", "--all", "--json", code=0).json
+    assert rankdeck_in_process("runs", "--json").json == []
+    (row,) = rankdeck_in_process("runs", "--all", "--json", exit_code=0).json
     assert (row["title"], row["tags"], row["archived"]) == ("Which one", ["paper"], True)
     assert (row["fastest"], row["losses"], row["entries_done"]) == ("ddp", "agrees", 2)
-    assert rankdeck_here("show", name, code=0).out.startswith("Which one\n")
-    assert [RaceDir(one.path).name for one in rundir.list_races(written.folder.path.parent)] == [name]
-    told = rankdeck_here("label", name, "--name", "", "--json", code=0).json
+    assert rankdeck_in_process("show", name, exit_code=0).out.startswith("Which one\n")
+    assert [RaceDir(one.path).name for one in run_dir.list_races(written.folder.path.parent)] == [name]
+    told = rankdeck_in_process("label", name, "--name", "", "--json", exit_code=0).json
     assert told["title"] == "Race · GPT · 2"
 
 
-def test_a_race_is_found_by_what_it_is_called(written: WrittenRace) -> None:
-    race = written.write(entry(1, "single"))
+def test_a_race_is_found_by_its_title(written: WrittenRace) -> None:
+    race = written.write(make_entry(1, "single"))
     runs = written.folder.path.parent
     for text in (str(written.folder.path), written.folder.name, race.title, written.folder.name[9:]):
         assert (found := find_race(text, runs)) is not None and found.path == written.folder.path

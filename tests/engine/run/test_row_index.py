@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from rankdeck.run import row_index
-from rankdeck.run.fold import read_fold
-from rankdeck.run.row import RunFigures, RunInfo, read_info
-from rankdeck.run.row_figures import FollowedFigures, figures_of
-from rankdeck.run.row_index import RunRows, index_file, read_index, stamp_of
-from rankdeck.run.summarising import summarise
-from rankdeck.rundir import RaceDir, RunDir, labels_stamp, list_folder, read_labels, write_labels
+from rankdeck.run.row import RunInfo, RunMetrics, read_info
+from rankdeck.run.row_index import RunRows, index_file, read_index, read_stamp
+from rankdeck.run.row_metrics import RunMetricsReader, run_metrics
+from rankdeck.run.run_state import read_run_state
+from rankdeck.run.summary_builder import summarize
+from rankdeck.run_dir import RaceDir, RunDir, labels_stamp, list_folder, read_labels, write_labels
 from tests.helpers.many_runs import write_many
 from tests.helpers.written_run import WrittenRun
 
@@ -31,7 +31,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def listed(runs: Path) -> list[RunInfo]:
+def indexed_rows(runs: Path) -> list[RunInfo]:
     """What the next program is told, with the index as it lies there."""
     rows = RunRows()
     infos = [rows.info(run) for run in list_folder(runs)]
@@ -39,7 +39,7 @@ def listed(runs: Path) -> list[RunInfo]:
     return infos
 
 
-def read(runs: Path) -> list[RunInfo]:
+def read_rows(runs: Path) -> list[RunInfo]:
     return [read_info(run) for run in list_folder(runs)]
 
 
@@ -50,29 +50,31 @@ def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_index, "read_info", forbidden)
 
 
-def test_rows_of_runs_that_are_over_are_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = read(runs)
-    assert listed(runs) == expected
+def test_rows_of_ended_runs_are_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = read_rows(runs)
+    assert indexed_rows(runs) == expected
     forbid_reading(monkeypatch)
-    assert listed(runs) == expected
+    assert indexed_rows(runs) == expected
 
 
-def test_what_is_kept_is_what_is_shown_as_long_as_its_stamp_agrees(runs: Path) -> None:
+def test_a_row_is_cached_while_its_stamp_matches(runs: Path) -> None:
     """Without this the other tests could not fail."""
-    before = listed(runs)
+    before = indexed_rows(runs)
     kept = read_index(runs)
     forged = {name: (stamp, row.replace(b"GPT", b"TPG")) for name, (stamp, row) in kept.items()}
     row_index._write_index(runs, forged)
-    assert [info.title for info in listed(runs)] == [info.title.replace("GPT", "TPG") for info in before]
+    assert [info.title for info in indexed_rows(runs)] == [
+        info.title.replace("GPT", "TPG") for info in before
+    ]
 
 
-def flip(data: bytes, rng: random.Random) -> bytes:
+def flip_bits(data: bytes, rng: random.Random) -> bytes:
     at = rng.randrange(len(data))
     return data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
 
 
 DAMAGE: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    "a bit": flip,
+    "a bit": flip_bits,
     "cut": lambda data, rng: data[: rng.randrange(len(data))],
     "longer": lambda data, rng: data + rng.randbytes(rng.randrange(1, 50)),
     "noise": lambda data, rng: rng.randbytes(rng.randrange(200)),
@@ -82,7 +84,7 @@ DAMAGE: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 
 def test_a_damaged_index_changes_nothing(runs: Path) -> None:
-    expected = listed(runs)
+    expected = indexed_rows(runs)
     file = index_file(runs)
     whole = file.read_bytes()
     for seed in range(60):
@@ -90,16 +92,16 @@ def test_a_damaged_index_changes_nothing(runs: Path) -> None:
         damaged = DAMAGE[rng.choice(list(DAMAGE))](whole, rng)
         file.write_bytes(damaged)
         assert damaged == whole or read_index(runs) == {}, seed
-        assert listed(runs) == expected, seed
+        assert indexed_rows(runs) == expected, seed
         assert len(read_index(runs)) == len(expected), "it is made again"
 
 
-def change(run: RunDir, rng: random.Random) -> None:
+def change_files(run: RunDir, rng: random.Random) -> None:
     """What may happen to a run's files after it was listed."""
     what = rng.randrange(6)
     rank = run.events_folder / "rank-0.0.jsonl"
     if what == 0:
-        labels = read_labels(run.path).changed(name=f"other {rng.random()}", tags=("new",))
+        labels = read_labels(run.path).with_changes(name=f"other {rng.random()}", tags=("new",))
         write_labels(run.path, labels)
     elif what == 1:
         (run.path / "end.json").unlink(missing_ok=True)
@@ -114,16 +116,16 @@ def change(run: RunDir, rng: random.Random) -> None:
 
 
 def test_a_stale_index_changes_nothing(runs: Path) -> None:
-    listed(runs)
+    indexed_rows(runs)
     for seed in range(40):
         rng = random.Random(seed)
         for run in rng.sample(list_folder(runs), 2):
-            change(run, rng)
-        assert listed(runs) == read(runs), seed
+            change_files(run, rng)
+        assert indexed_rows(runs) == read_rows(runs), seed
 
 
-def test_the_index_of_other_runs_of_the_same_names_is_none(runs: Path, tmp_path: Path) -> None:
-    listed(runs)
+def test_an_index_of_another_folder_is_ignored(runs: Path, tmp_path: Path) -> None:
+    indexed_rows(runs)
     file = index_file(runs).read_bytes()
     other = tmp_path / "other"
     for run in list_folder(runs):
@@ -132,71 +134,71 @@ def test_the_index_of_other_runs_of_the_same_names_is_none(runs: Path, tmp_path:
         for name in ("config.toml", "events/supervisor.0.jsonl"):
             (copied / name).write_bytes((run.path / name).read_bytes())
     index_file(other).write_bytes(file)
-    assert read_index(other) == {} and listed(other) == read(other)
-    assert {info.path.parent for info in listed(other)} == {other}
+    assert read_index(other) == {} and indexed_rows(other) == read_rows(other)
+    assert {info.path.parent for info in indexed_rows(other)} == {other}
 
 
-def test_the_index_of_another_version_is_none(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed(runs)
+def test_an_index_of_another_version_is_ignored(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    indexed_rows(runs)
     monkeypatch.setattr("rankdeck.__version__", "99.0")
-    assert read_index(runs) == {} and listed(runs) == read(runs)
+    assert read_index(runs) == {} and indexed_rows(runs) == read_rows(runs)
 
 
 @pytest.mark.parametrize("shape", ["rows-1 0.1.0 path title outcome", "rows-0", ""])
-def test_an_index_of_an_older_version_is_replaced_without_a_word(
+def test_an_index_of_an_older_version_is_replaced_silently(
     runs: Path, shape: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rows = {run.name: (b"x" * 16, b"\x93\x01\x02\x03") for run in list_folder(runs)}
     data = msgspec.msgpack.encode(row_index._Index(shape, str(runs), rows))
     file = row_index.index_file(runs)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(row_index._sum(data) + data)
-    assert listed(runs) == read(runs)
+    file.write_bytes(row_index._checksum(data) + data)
+    assert indexed_rows(runs) == read_rows(runs)
     assert read_index(runs).keys() == rows.keys() and read_index(runs) != rows
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_changed_a_moment_ago_is_not_kept(tmp_path: Path) -> None:
+def test_recently_changed_runs_are_not_cached(tmp_path: Path) -> None:
     write_many(tmp_path / "runs", 2)
-    listed(tmp_path / "runs")
+    indexed_rows(tmp_path / "runs")
     assert read_index(tmp_path / "runs") == {}
 
 
-def test_who_holds_the_lock_is_asked_each_time(runs: Path) -> None:
+def test_the_lock_is_checked_each_time(runs: Path) -> None:
     run = WrittenRun(runs, "mine")
-    run.begin()
-    assert listed(runs)[0].outcome == "running" and run.path.name not in read_index(runs)
+    run.start()
+    assert indexed_rows(runs)[0].outcome == "running" and run.path.name not in read_index(runs)
     run.lose()
     for _ in range(2):
-        assert listed(runs)[0].outcome == "lost"
+        assert indexed_rows(runs)[0].outcome == "lost"
     assert run.path.name in read_index(runs)
 
 
-def test_a_name_that_is_no_text_and_a_folder_that_cannot_be_written_cost_only_time(
+def test_a_non_utf8_name_or_a_read_only_folder_disables_the_cache(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run, *_) = list_folder(runs)
     odd = run.path.rename(os.fsdecode(os.fsencode(run.path) + b"\xff"))
-    assert odd.name in [info.path.name for info in listed(runs)]
-    assert listed(runs) == read(runs) and odd.name not in read_index(runs)
+    assert odd.name in [info.path.name for info in indexed_rows(runs)]
+    assert indexed_rows(runs) == read_rows(runs) and odd.name not in read_index(runs)
     index_file(runs).unlink()
     index_file(runs).parent.rmdir()
     index_file(runs).parent.write_text("in the way")
-    assert listed(runs) == read(runs)
+    assert indexed_rows(runs) == read_rows(runs)
 
 
-def test_rows_of_runs_that_are_gone_go(runs: Path) -> None:
-    listed(runs)
+def test_rows_of_removed_runs_are_removed(runs: Path) -> None:
+    indexed_rows(runs)
     gone = list_folder(runs)[0]
     for file in sorted(gone.path.rglob("*"), reverse=True):
         file.unlink() if file.is_file() else file.rmdir()
     gone.path.rmdir()
-    write_labels(list_folder(runs)[0].path, read_labels(list_folder(runs)[0].path).changed(note="kept"))
-    listed(runs)
+    write_labels(list_folder(runs)[0].path, read_labels(list_folder(runs)[0].path).with_changes(note="kept"))
+    indexed_rows(runs)
     assert gone.name not in read_index(runs) and len(read_index(runs)) == 11
 
 
-def test_two_programs_keep_what_both_have_made(runs: Path) -> None:
+def test_two_programs_keep_rows_of_both(runs: Path) -> None:
     first, second = RunRows(), RunRows()
     half = list_folder(runs)
     for rows, part in ((first, half[:6]), (second, half[6:])):
@@ -207,43 +209,43 @@ def test_two_programs_keep_what_both_have_made(runs: Path) -> None:
     threads[0].join()
     threads[1].start()
     threads[1].join()
-    assert len(read_index(runs)) == 12 and listed(runs) == read(runs)
+    assert len(read_index(runs)) == 12 and indexed_rows(runs) == read_rows(runs)
 
 
-def test_figures_are_those_of_show_and_are_kept_with_the_row(
+def test_metrics_equal_those_of_show_and_are_cached_with_the_row(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = RunRows()
     for run in list_folder(runs):
-        stamp, followed = stamp_of(run.path), FollowedFigures(run)
-        while followed.read_on(300):
+        stamp, followed = read_stamp(run.path), RunMetricsReader(run)
+        while followed.read_chunk(300):
             pass
-        info = rows.with_figures(run, followed.figures(), stamp)
-        facts = summarise(run).facts()
-        assert info.figures is not None and info.figures == figures_of(read_fold(run))
-        assert info.figures.loss == facts["loss"]["last"] and info.step == facts["steps"]
-        assert info.figures.held_out == (facts["evaluation"] or {"loss": None})["loss"]
-        assert info.figures.samples_per_s == facts["samples_per_s"]
+        info = rows.with_metrics(run, followed.metrics(), stamp)
+        facts = summarize(run).facts()
+        assert info.metrics is not None and info.metrics == run_metrics(read_run_state(run))
+        assert info.metrics.loss == facts["loss"]["last"] and info.step == facts["steps"]
+        assert info.metrics.held_out == (facts["evaluation"] or {"loss": None})["loss"]
+        assert info.metrics.samples_per_s == facts["samples_per_s"]
         peaks = [device["peak_bytes"] for device in facts["devices"] if device["peak_bytes"] is not None]
-        assert info.figures.peak_bytes == max(peaks, default=None)
+        assert info.metrics.peak_bytes == max(peaks, default=None)
     rows.save()
     forbid_reading(monkeypatch)
-    infos = listed(runs)
-    assert all(info.figures is not None for info in infos)
-    assert any(info.figures.imbalance is not None for info in infos if info.figures)
+    infos = indexed_rows(runs)
+    assert all(info.metrics is not None for info in infos)
+    assert any(info.metrics.imbalance is not None for info in infos if info.metrics)
 
 
-def test_figures_of_what_changed_while_they_were_made_are_not_kept(runs: Path) -> None:
+def test_metrics_read_during_a_change_are_not_cached(runs: Path) -> None:
     rows, run = RunRows(), list_folder(runs)[0]
-    stamp = stamp_of(run.path)
-    write_labels(run.path, read_labels(run.path).changed(note="meanwhile"))
-    assert rows.with_figures(run, RunFigures(loss=1.0), stamp).figures is None
+    stamp = read_stamp(run.path)
+    write_labels(run.path, read_labels(run.path).with_changes(note="meanwhile"))
+    assert rows.with_metrics(run, RunMetrics(loss=1.0), stamp).metrics is None
 
 
-def test_every_fact_of_a_row_survives_being_kept(runs: Path) -> None:
+def test_every_field_of_a_row_is_cached(runs: Path) -> None:
     info = read_info(list_folder(runs)[0])
     assert labels_stamp(info.path) == info.labels_stamp
-    odd = replace(info, reason="ü" * 300, started=float("inf"), figures=RunFigures(loss=float("nan")))
+    odd = replace(info, reason="ü" * 300, started=float("inf"), metrics=RunMetrics(loss=float("nan")))
     again = row_index._decode(row_index._encode(odd))
     assert (again.reason, again.started, again.path) == (odd.reason, odd.started, odd.path)
     with pytest.raises(msgspec.MsgspecError):

@@ -22,18 +22,18 @@ from tests.helpers.written_script import WrittenScript
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[WrittenScript]:
     run = WrittenScript(tmp_path / "runs")
-    run.launch(2)
+    run.start_script(2)
     for rank in (0, 1):
-        run.see(rank)
-        run.step(rank, 1, [4.0, None], samples=8, wait_s=0.25, grad_norm=2.0)
-    run.hold(0, {"parameters": 64})
-    run.log(0, steps=[-7, 8], accuracy=[0.1, 0.7], **{"val/é": [None, 1e39]})
+        run.observe_rank(rank)
+        run.write_step_line(rank, 1, [4.0, None], samples=8, wait_s=0.25, grad_norm=2.0)
+    run.write_owner_memory(0, {"parameters": 64})
+    run.write_logged(0, steps=[-7, 8], accuracy=[0.1, 0.7], **{"val/é": [None, 1e39]})
     yield run
     run.lose()
 
 
-def test_the_table_has_the_columns_of_a_script(run: WrittenScript, tmp_path: Path) -> None:
-    exporting.steps_csv(run.dir, tmp_path / "steps.csv")
+def test_the_csv_of_a_script_has_its_columns(run: WrittenScript, tmp_path: Path) -> None:
+    exporting.export_csv(run.dir, tmp_path / "steps.csv")
     with open(tmp_path / "steps.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["step"], row["loss"], row["samples"], row["wait_s"], row["grad_norm"]) for row in rows] == [
@@ -45,16 +45,16 @@ def test_the_table_has_the_columns_of_a_script(run: WrittenScript, tmp_path: Pat
     assert [row["accuracy"] for row in rows] == ["0.1", "", "", "0.7"]
 
 
-def test_everything_holds_what_the_script_logged(run: WrittenScript, tmp_path: Path) -> None:
-    exporting.everything_json(run.dir, tmp_path / "all.json")
+def test_json_has_the_logged_metrics(run: WrittenScript, tmp_path: Path) -> None:
+    exporting.export_json(run.dir, tmp_path / "all.json")
     whole = json.loads((tmp_path / "all.json").read_text())
     assert whole["summary"]["run_source"] == "script" and len(whole["steps"]) == 2
     assert [(told["step"], told["value"]) for told in whole["metrics"]["accuracy"]] == [(-7, 0.1), (8, 0.7)]
     assert [told["value"] for told in whole["metrics"]["val/é"]] == [1e39]
 
 
-def test_the_trace_has_a_bar_for_each_step_of_each_rank(run: WrittenScript, tmp_path: Path) -> None:
-    exporting.trace(run.dir, tmp_path / "trace.json")
+def test_the_trace_has_an_event_per_step_and_rank(run: WrittenScript, tmp_path: Path) -> None:
+    exporting.export_trace(run.dir, tmp_path / "trace.json")
     told = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     steps = [event for event in told if event["ph"] == "X"]
     assert [(step["pid"], step["args"]["step"], round(step["ts"] / 1e5)) for step in steps] == [
@@ -68,24 +68,24 @@ def test_the_trace_has_a_bar_for_each_step_of_each_rank(run: WrittenScript, tmp_
     assert counters["memory of device 0"] == {"live_bytes": 64} and counters["accuracy"] == {"value": 0.7}
 
 
-def test_a_trace_of_a_script_that_never_stepped_is_refused(tmp_path: Path) -> None:
+def test_a_trace_of_a_script_without_steps_is_refused(tmp_path: Path) -> None:
     run = WrittenScript(tmp_path / "runs", "idle.py")
-    run.launch()
+    run.start_script()
     with pytest.raises(ConfigError, match="has no step"):
-        exporting.trace(run.dir, tmp_path / "trace.json")
+        exporting.export_trace(run.dir, tmp_path / "trace.json")
     with pytest.raises(ConfigError, match="has no curve"):
-        exporting.tensorboard(run.dir, tmp_path / "board")
+        exporting.export_tensorboard(run.dir, tmp_path / "board")
     run.lose()
     assert not list(tmp_path.glob("board*"))
 
 
-def test_weights_are_the_scripts_own(run: WrittenScript, tmp_path: Path) -> None:
+def test_weights_of_a_script_are_refused(run: WrittenScript, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.py is a script of your own") as caught:
-        exporting.weights(run.dir, tmp_path / "w.safetensors")
+        exporting.export_weights(run.dir, tmp_path / "w.safetensors")
     assert caught.value.advice == f"Look where it was started: {tmp_path}"
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte, at = data[at], at + 1
@@ -95,25 +95,25 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def fields(data: bytes) -> list[tuple[int, Any]]:
+def read_fields(data: bytes) -> list[tuple[int, Any]]:
     """A protobuf message's fields: numbers with what stands there."""
     found, at = [], 0
     while at < len(data):
-        key, at = varint(data, at)
+        key, at = read_varint(data, at)
         number, kind = key >> 3, key & 7
         if kind == 0:
-            value, at = varint(data, at)
+            value, at = read_varint(data, at)
             found.append((number, value))
             continue
         length = {1: 8, 5: 4}.get(kind)
         if length is None:
-            length, at = varint(data, at)
+            length, at = read_varint(data, at)
         part, at = data[at : at + length], at + length
         found.append((number, struct.unpack({1: "<d", 5: "<f"}[kind], part)[0] if kind != 2 else part))
     return found
 
 
-def scalars_in(file: Path) -> dict[str, list[tuple[int, float]]]:
+def read_scalars(file: Path) -> dict[str, list[tuple[int, float]]]:
     """(step, value) by tag, each record checked as a reader of TensorFlow's does."""
     data, at = file.read_bytes(), 0
     found: dict[str, list[tuple[int, float]]] = {}
@@ -124,38 +124,38 @@ def scalars_in(file: Path) -> dict[str, list[tuple[int, float]]]:
         record = data[at + 12 : at + 12 + length]
         assert data[at + 12 + length : at + 16 + length] == _masked_crc(record)
         at += 16 + length
-        event = dict(fields(record))
+        event = dict(read_fields(record))
         versions.append(event.get(3))
-        for _, value in fields(event.get(5, b"")):
-            told = dict(fields(value))
+        for _, value in read_fields(event.get(5, b"")):
+            told = dict(read_fields(value))
             step = event[2] - (1 << 64) if event[2] >> 63 else event[2]
             found.setdefault(told[1].decode(), []).append((step, told[2]))
     assert versions[0] == b"brain.Event:2"
     return found
 
 
-def test_tensorboard_reads_what_was_logged_and_what_was_seen(run: WrittenScript, tmp_path: Path) -> None:
-    file = exporting.tensorboard(run.dir, tmp_path / "board" / "mine")
+def test_tensorboard_reads_logged_and_observed_values(run: WrittenScript, tmp_path: Path) -> None:
+    file = exporting.export_tensorboard(run.dir, tmp_path / "board" / "mine")
     assert file.parent == tmp_path / "board" / "mine" and "tfevents" in file.name
-    found = scalars_in(file)
+    found = read_scalars(file)
     assert found["accuracy"] == [(-7, pytest.approx(0.1)), (8, pytest.approx(0.7))]
     assert found["val/é"] == [(8, pytest.approx(3.4e38))]
     assert found["rankdeck/loss"] == [(1, 4.0)] and found["rankdeck/grad_norm"] == [(1, 2.0)]
     assert found["rankdeck/steps_per_s"] == [(1, 2.0), (2, 2.0)]
     assert found["rankdeck/samples_per_s"] == [(1, 32.0), (2, 32.0)]
-    again = exporting.tensorboard(run.dir, tmp_path / "board" / "mine")
+    again = exporting.export_tensorboard(run.dir, tmp_path / "board" / "mine")
     assert list(again.parent.iterdir()) == [file]
-    named = exporting.tensorboard(run.dir, tmp_path / "run.tfevents")
-    assert named == tmp_path / "run.tfevents" and scalars_in(named) == found
+    named = exporting.export_tensorboard(run.dir, tmp_path / "run.tfevents")
+    assert named == tmp_path / "run.tfevents" and read_scalars(named) == found
 
 
-def test_tensorboard_reads_a_configured_run_too(tmp_path: Path) -> None:
+def test_tensorboard_reads_a_configured_run(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs")
-    run.begin(1, steps=2)
-    run.steps(0, 1, [2.0, 1.0])
+    run.start(1, steps=2)
+    run.write_steps(0, 1, [2.0, 1.0])
     run.writer("rank-0").write(events.Evaluation(step=2, loss=0.5, samples=4, seconds=0.1, accuracy=0.75))
     run.end()
-    found = scalars_in(exporting.tensorboard(run.dir, tmp_path / "board"))
+    found = read_scalars(exporting.export_tensorboard(run.dir, tmp_path / "board"))
     assert found["loss"] == [(1, 2.0), (2, 1.0)]
     assert (found["held_out/loss"], found["held_out/accuracy"]) == ([(2, 0.5)], [(2, 0.75)])
 

@@ -16,75 +16,79 @@ import pytest
 from rankdeck.base.errors import ConfigError
 from rankdeck.cli.summary import print_report, print_summary
 from rankdeck.run import export as exporting
-from rankdeck.run.fold import read_fold
-from rankdeck.run.row import read_info, row_of
-from rankdeck.run.summarising import summarise
+from rankdeck.run.row import read_info, row_json
+from rankdeck.run.run_state import read_run_state
+from rankdeck.run.summary_builder import summarize
 from tests.helpers.written_script import WrittenScript
 
 NUM_RUNS = 12
 
 
-def number(choose: random.Random) -> Any:
+def random_number(choose: random.Random) -> Any:
     usual = [choose.randint(-2, 50), choose.random() * 5, 0, 1]
     return choose.choice([*usual * 4, None, -1, 10**30, 10**400, 1e308, -1e308, 2**53 + 1, 1e-320])
 
 
-def numbers(choose: random.Random) -> Any:
-    return [number(choose) for _ in range(choose.choice([0, 1, 2, 3, 3, 3, 7]))]
+def random_numbers(choose: random.Random) -> Any:
+    return [random_number(choose) for _ in range(choose.choice([0, 1, 2, 3, 3, 3, 7]))]
 
 
-def name(choose: random.Random) -> str:
+def random_name(choose: random.Random) -> str:
     return choose.choice(
         ["loss", "a/b", "", "é\n\x1b[31m", "[bold]x", "x" * 300, str(choose.randint(0, 900))]
     )
 
 
-def table(choose: random.Random, value: Any) -> dict[str, Any]:
-    return {name(choose): value(choose) for _ in range(choose.randint(0, 4))}
+def random_table(choose: random.Random, value: Any) -> dict[str, Any]:
+    return {random_name(choose): value(choose) for _ in range(choose.randint(0, 4))}
 
 
-def line(choose: random.Random, rank: int) -> dict[str, Any]:
+def random_line(choose: random.Random, rank: int) -> dict[str, Any]:
     """One event as JSON, its columns of any lengths."""
     shown = choose.choice([rank] * 9 + [-1, 2**40])
     match choose.randint(0, 9):
         case 0:
-            return {"kind": "rank_started", "rank": shown, "pid": number(choose), "devices": [rank]}
+            return {"kind": "rank_started", "rank": shown, "pid": random_number(choose), "devices": [rank]}
         case 1:
-            texts = {key: name(choose) for key in ("wrapper", "model", "optimizer", "dataset", "precision")}
-            counts = {key: number(choose) for key in ("num_parameters", "num_samples", "batch", "accumulate")}
+            texts = {
+                key: random_name(choose) for key in ("wrapper", "model", "optimizer", "dataset", "precision")
+            }
+            counts = {
+                key: random_number(choose) for key in ("num_parameters", "num_samples", "batch", "accumulate")
+            }
             return {
                 "kind": "observed",
                 "rank": shown,
-                "script": name(choose),
+                "script": random_name(choose),
                 **texts,
                 **counts,
-                "wrapper_options": table(choose, number),
-                "parts": table(choose, name),
-                "versions": table(choose, name),
+                "wrapper_options": random_table(choose, random_number),
+                "parts": random_table(choose, random_name),
+                "versions": random_table(choose, random_name),
             }
         case 2 | 3:
             keys = ("steps", "times", "after")
-            columns = {key: numbers(choose) for key in keys}
+            columns = {key: random_numbers(choose) for key in keys}
             return {
                 "kind": "metric",
                 "rank": shown,
                 "through": "x",
                 **columns,
-                "values": table(choose, numbers),
+                "values": random_table(choose, random_numbers),
             }
         case 4:
             keys = ("calls", "num_bytes", "seconds")
-            told = {key: table(choose, number) for key in keys}
-            return {"kind": "collectives", "rank": shown, "step": number(choose), **told}
+            told = {key: random_table(choose, random_number) for key in keys}
+            return {"kind": "collectives", "rank": shown, "step": random_number(choose), **told}
         case 5:
-            sizes = {key: number(choose) for key in ("live_bytes", "peak_bytes")}
-            kinds = {key: table(choose, number) for key in ("live_by_kind", "peak_by_kind")}
+            sizes = {key: random_number(choose) for key in ("live_bytes", "peak_bytes")}
+            kinds = {key: random_table(choose, random_number) for key in ("live_by_kind", "peak_by_kind")}
             source = choose.choice(["owners seen on CPU", "measured on GPU", "?"])
             device = {"device": choose.choice([rank, 7]), **sizes, **kinds}
             return {
                 "kind": "memory",
                 "rank": shown,
-                "step": number(choose),
+                "step": random_number(choose),
                 "source": source,
                 "devices": [device],
             }
@@ -104,44 +108,49 @@ def line(choose: random.Random, rank: int) -> dict[str, Any]:
                 "kind": "steps",
                 "rank": shown,
                 "first": choose.choice([1, 2, choose.randint(0, 60), 2**51, 2**60]),
-                **{key: numbers(choose) for key in keys if choose.random() < 0.9},
+                **{key: random_numbers(choose) for key in keys if choose.random() < 0.9},
             }
 
 
-def drawn(runs: Path, choose: random.Random) -> WrittenScript:
+def random_script_run(runs: Path, choose: random.Random) -> WrittenScript:
     run = WrittenScript(runs)
     for attempt in range(choose.randint(1, 2)):
         if choose.random() < 0.95:
-            run.launch(choose.randint(1, 3), attempt=attempt)
+            run.start_script(choose.randint(1, 3), attempt=attempt)
         for rank in range(choose.randint(1, 3)):
             if choose.random() < 0.7:
-                run.see(rank, attempt=attempt)
-                run.step(rank, 1, [1.0, None, 0.5], attempt=attempt, samples=4)
+                run.observe_rank(rank, attempt=attempt)
+                run.write_step_line(rank, 1, [1.0, None, 0.5], attempt=attempt, samples=4)
             with open(run.dir.events_folder / f"rank-{rank}.{attempt}.jsonl", "a") as file:
                 for seq in range(choose.randint(0, 40)):
-                    event = {"v": 1, "seq": seq, "t": run.started + seq, **line(choose, rank)}
+                    event = {"v": 1, "seq": seq, "t": run.started + seq, **random_line(choose, rank)}
                     file.write(json.dumps(event) + "\n")
     return run
 
 
 @pytest.mark.parametrize("seed", range(NUM_RUNS))
-def test_no_reader_breaks(tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
+def test_readers_survive_random_events(tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
     choose = random.Random(seed)
-    run = drawn(tmp_path / "runs", choose)
+    run = random_script_run(tmp_path / "runs", choose)
     if choose.random() < 0.5:
-        run.finish(choose.choice([0, 1, 137, 255]))
-    row_of(read_info(run.dir))
-    summary = summarise(run.dir)
+        run.end_script(choose.choice([0, 1, 137, 255]))
+    row_json(read_info(run.dir))
+    summary = summarize(run.dir)
     facts = summary.facts()
     json.dumps(facts, allow_nan=False)
     print_summary(summary, num_shown=0)
     print_report(summary)
     told = capsys.readouterr().out
     assert "\x1b" not in told
-    fold = read_fold(run.dir, rows_held=5)
+    fold = read_run_state(run.dir, max_rows=5)
     for curve in (fold.losses, fold.rates, *(metric.curve for metric in fold.metrics.values())):
         curve.window(-10.0, 1e6, 100)
-    writes = (exporting.steps_csv, exporting.everything_json, exporting.trace, exporting.tensorboard)
+    writes = (
+        exporting.export_csv,
+        exporting.export_json,
+        exporting.export_trace,
+        exporting.export_tensorboard,
+    )
     for write in writes:
         try:
             write(run.dir, tmp_path / write.__name__)

@@ -11,34 +11,34 @@ import pytest
 
 from rankdeck import events
 from rankdeck.run.batch import Batch
-from rankdeck.run.fold import Fold, read_fold
-from rankdeck.rundir import EventReader, RunDir
+from rankdeck.run.run_state import RunState, read_run_state
+from rankdeck.run_dir import EventReader, RunDir
 from tests.helpers.written_script import WrittenScript
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[WrittenScript]:
     run = WrittenScript(tmp_path / "runs")
-    run.launch(2)
+    run.start_script(2)
     yield run
     run.lose()
 
 
-def losses_of(fold: Fold) -> list[float | None]:
+def losses_of(fold: RunState) -> list[float | None]:
     return [None if loss != loss else loss for loss in fold.column("loss").tolist()]
 
 
-def folds_in_any_order(run: RunDir) -> Iterator[Fold]:
+def states_in_any_order(run: RunDir) -> Iterator[RunState]:
     """The run read a file at a time, in every order of its files, and line by line in turn."""
     chunks = list(EventReader(run).batches())
     for order in itertools.permutations(chunks):
-        fold = Fold()
+        fold = RunState()
         for name, found in order:
             batch = Batch()
             batch.add(name, found)
             fold.apply(batch)
         yield fold
-    fold = Fold()
+    fold = RunState()
     for lines in itertools.zip_longest(*([(name, event) for event in found] for name, found in chunks)):
         batch = Batch()
         for name, event in filter(None, lines):
@@ -47,54 +47,54 @@ def folds_in_any_order(run: RunDir) -> Iterator[Fold]:
     yield fold
 
 
-def test_a_steps_loss_is_the_mean_of_the_ranks_that_told_one(run: WrittenScript) -> None:
-    run.step(0, 1, [2.0, None, 6.0, None], samples=8)
-    run.step(1, 1, [4.0, 5.0, None, None], samples=8)
-    fold = read_fold(run.dir)
+def test_the_loss_of_a_step_is_the_mean_over_its_ranks(run: WrittenScript) -> None:
+    run.write_step_line(0, 1, [2.0, None, 6.0, None], samples=8)
+    run.write_step_line(1, 1, [4.0, 5.0, None, None], samples=8)
+    fold = read_run_state(run.dir)
     assert losses_of(fold) == [3.0, 5.0, 6.0, None]
     assert fold.column("samples").tolist() == [16.0] * 4
-    assert fold.newest("loss") == (3, 6.0) and fold.step == 4
+    assert fold.newest_value("loss") == (3, 6.0) and fold.step == 4
 
 
-def test_a_step_does_not_wait_for_a_rank_that_never_trains(run: WrittenScript) -> None:
-    run.step(0, 1, [2.0, 1.0])
-    assert losses_of(read_fold(run.dir)) == [2.0, 1.0]
-    assert read_fold(run.dir).step == 2
+def test_a_step_does_not_wait_for_a_rank_without_steps(run: WrittenScript) -> None:
+    run.write_step_line(0, 1, [2.0, 1.0])
+    assert losses_of(read_run_state(run.dir)) == [2.0, 1.0]
+    assert read_run_state(run.dir).step == 2
 
 
-def test_ranks_beyond_those_that_were_started_count_too(run: WrittenScript) -> None:
+def test_ranks_started_by_the_script_count(run: WrittenScript) -> None:
     for rank in range(4):
-        run.see(rank, world_size=4)
-        run.step(rank, 1, [float(rank)])
-    fold = read_fold(run.dir)
-    assert losses_of(fold) == [1.5] and sorted(fold.script.seen) == [0, 1, 2, 3]
+        run.observe_rank(rank, world_size=4)
+        run.write_step_line(rank, 1, [float(rank)])
+    fold = read_run_state(run.dir)
+    assert losses_of(fold) == [1.5] and sorted(fold.script.observations) == [0, 1, 2, 3]
 
 
-def test_a_rank_at_a_pace_of_its_own_is_not_mixed_in(run: WrittenScript) -> None:
+def test_a_rank_at_another_pace_is_not_joined(run: WrittenScript) -> None:
     """Rank 1 takes a step in 20 s, and ended its second one when rank 0 was at its 80th."""
-    run.step(0, 1, [1.0] * 100)
-    run.step(1, 1, [9.0] * 3, step_s=20.0, late_s=-19.0)
-    fold = read_fold(run.dir)
+    run.write_step_line(0, 1, [1.0] * 100)
+    run.write_step_line(1, 1, [9.0] * 3, step_s=20.0, late_s=-19.0)
+    fold = read_run_state(run.dir)
     assert losses_of(fold) == [5.0] + [1.0] * 99
     assert {rank: told.num_steps for rank, told in fold.script.steps_by_rank.items()} == {0: 100, 1: 3}
 
 
 def test_the_lowest_rank_leads_unless_another_has_twice_its_steps(run: WrittenScript) -> None:
-    run.step(0, 1, [1.0, 1.0])
-    run.step(1, 1, [1.0, 1.0, 3.0, 3.0])
-    assert read_fold(run.dir).step == 2
-    run.step(1, 5, [3.0])
-    fold = read_fold(run.dir)
+    run.write_step_line(0, 1, [1.0, 1.0])
+    run.write_step_line(1, 1, [1.0, 1.0, 3.0, 3.0])
+    assert read_run_state(run.dir).step == 2
+    run.write_step_line(1, 5, [3.0])
+    fold = read_run_state(run.dir)
     assert fold.step == 5 and losses_of(fold) == [1.0, 1.0, 3.0, 3.0, 3.0]
 
 
-def test_the_state_does_not_depend_on_the_order_of_reading(run: WrittenScript) -> None:
+def test_the_state_does_not_depend_on_the_reading_order(run: WrittenScript) -> None:
     for first in range(1, 200, 20):
-        run.step(0, first, [1.0 / (first + at) if at % 3 else None for at in range(20)], samples=4)
-        run.step(1, first, [2.0 / (first + at) for at in range(20)], samples=4, late_s=0.2)
+        run.write_step_line(0, first, [1.0 / (first + at) if at % 3 else None for at in range(20)], samples=4)
+        run.write_step_line(1, first, [2.0 / (first + at) for at in range(20)], samples=4, late_s=0.2)
         if first < 100:
-            run.step(2, first, [3.0] * 20, late_s=0.1)
-    folds = list(folds_in_any_order(run.dir))
+            run.write_step_line(2, first, [3.0] * 20, late_s=0.1)
+    folds = list(states_in_any_order(run.dir))
     assert len(folds) == 25
     whole = folds[0]
     assert whole.step == 200 and len(whole.losses) == 200
@@ -107,8 +107,8 @@ def test_the_state_does_not_depend_on_the_order_of_reading(run: WrittenScript) -
         assert fold.samples_per_s() == whole.samples_per_s()
 
 
-def _with_curves(run: RunDir) -> Fold:
-    fold = Fold()
+def _state_with_curves(run: RunDir) -> RunState:
+    fold = RunState()
     batch = Batch()
     for name, found in EventReader(run).batches():
         batch.add(name, found)
@@ -116,9 +116,9 @@ def _with_curves(run: RunDir) -> Fold:
     return fold
 
 
-def test_curves_connect_the_steps_that_were_sampled(run: WrittenScript) -> None:
-    run.step(0, 1, [4.0, None, None, 1.0], grad_norm=0.5)
-    fold = _with_curves(run.dir)
+def test_curves_connect_the_sampled_steps(run: WrittenScript) -> None:
+    run.write_step_line(0, 1, [4.0, None, None, 1.0], grad_norm=0.5)
+    fold = _state_with_curves(run.dir)
     assert [part.tolist() for part in fold.losses.points()] == [[1.0, 4.0], [4.0, 1.0]]
     assert [part.tolist() for part in fold.grad_norms.points()] == [[1.0, 4.0], [0.5, 0.5]]
     assert fold.script.step_rates.points()[1].tolist() == [2.0] * 4
@@ -126,48 +126,46 @@ def test_curves_connect_the_steps_that_were_sampled(run: WrittenScript) -> None:
 
 
 @pytest.mark.parametrize(("every", "within"), [(1, 0.02), (10, 0.1), (25, 0.8)])
-def test_the_average_of_sampled_losses_is_over_steps_and_not_over_samples(
-    run: WrittenScript, every: int, within: float
-) -> None:
+def test_the_average_of_sampled_losses_is_over_steps(run: WrittenScript, every: int, within: float) -> None:
     """Of a line that falls by 0.01 a step it is as late as if each step were told."""
-    run.step(0, 1, [10 - 0.01 * step if step % every == 0 else None for step in range(1, 601)])
-    smoothed = float(_with_curves(run.dir).loss_ema.points()[1][-1])
+    run.write_step_line(0, 1, [10 - 0.01 * step if step % every == 0 else None for step in range(1, 601)])
+    smoothed = float(_state_with_curves(run.dir).loss_ema.points()[1][-1])
     assert smoothed == pytest.approx(10 - 0.01 * 551, abs=within)
 
 
-def test_samples_a_second_are_told_only_where_samples_are_seen(run: WrittenScript) -> None:
-    run.step(0, 1, [1.0] * 10, step_s=0.25)
-    fold = read_fold(run.dir)
+def test_the_sample_rate_is_known_only_with_observed_samples(run: WrittenScript) -> None:
+    run.write_step_line(0, 1, [1.0] * 10, step_s=0.25)
+    fold = read_run_state(run.dir)
     assert fold.samples_per_s() is None and fold.recent_samples_per_s() is None
     assert fold.steps_per_s() == pytest.approx(4.0) and fold.recent_steps_per_s() == pytest.approx(4.0)
     assert fold.remaining_s() is None and fold.num_steps_planned is None
-    run.step(0, 11, [1.0] * 90, step_s=0.25, samples=8)
-    assert read_fold(run.dir).samples_per_s() == pytest.approx(32.0)
+    run.write_step_line(0, 11, [1.0] * 90, step_s=0.25, samples=8)
+    assert read_run_state(run.dir).samples_per_s() == pytest.approx(32.0)
 
 
-def test_the_share_of_waiting_is_that_of_the_rank_that_waits_most(run: WrittenScript) -> None:
-    run.step(0, 1, [1.0] * 10, wait_s=0.1)
-    run.step(1, 1, [1.0] * 10, wait_s=0.2)
-    fold = read_fold(run.dir)
+def test_the_wait_share_is_that_of_the_slowest_loader(run: WrittenScript) -> None:
+    run.write_step_line(0, 1, [1.0] * 10, wait_s=0.1)
+    run.write_step_line(1, 1, [1.0] * 10, wait_s=0.2)
+    fold = read_run_state(run.dir)
     assert fold.script.wait_share == pytest.approx(0.4)
-    assert fold.last is not None and fold.last.wait_s == 0.1
+    assert fold.last_row is not None and fold.last_row.wait_s == 0.1
 
 
-def test_a_script_that_counts_anew_goes_on_and_one_that_repeats_a_line_does_not(run: WrittenScript) -> None:
-    run.step(0, 1, [5.0, 4.0])
-    run.step(0, 2, [4.0])
-    run.step(0, 1, [3.0, 2.0], late_s=10.0)
-    run.step(0, 3, [1.0], late_s=10.0)
-    fold = read_fold(run.dir)
-    assert losses_of(fold) == [5.0, 4.0, 3.0, 2.0, 1.0] and fold.refused == 1
+def test_restarted_step_counts_continue_and_repeats_are_rejected(run: WrittenScript) -> None:
+    run.write_step_line(0, 1, [5.0, 4.0])
+    run.write_step_line(0, 2, [4.0])
+    run.write_step_line(0, 1, [3.0, 2.0], late_s=10.0)
+    run.write_step_line(0, 3, [1.0], late_s=10.0)
+    fold = read_run_state(run.dir)
+    assert losses_of(fold) == [5.0, 4.0, 3.0, 2.0, 1.0] and fold.num_rejected == 1
 
 
-def test_a_restart_replaces_the_steps_that_it_takes_again(run: WrittenScript) -> None:
-    run.step(0, 1, [5.0, 4.0, 3.0])
-    run.launch(2, attempt=1)
-    assert read_fold(run.dir).step == 3
-    run.step(0, 1, [2.0], attempt=1)
-    fold = read_fold(run.dir)
+def test_a_restart_replaces_its_steps(run: WrittenScript) -> None:
+    run.write_step_line(0, 1, [5.0, 4.0, 3.0])
+    run.start_script(2, attempt=1)
+    assert read_run_state(run.dir).step == 3
+    run.write_step_line(0, 1, [2.0], attempt=1)
+    fold = read_run_state(run.dir)
     assert losses_of(fold) == [2.0] and fold.num_attempts == 2
 
 
@@ -184,33 +182,33 @@ def test_a_restart_replaces_the_steps_that_it_takes_again(run: WrittenScript) ->
         {"lr": [None], "samples": [None]},
     ],
 )
-def test_columns_that_make_no_sense_break_nothing(run: WrittenScript, columns: dict[str, object]) -> None:
-    run.step(0, 1, [1.0, 0.5])
+def test_invalid_step_columns_are_rejected(run: WrittenScript, columns: dict[str, object]) -> None:
+    run.write_step_line(0, 1, [1.0, 0.5])
     run.writer("rank-0").write(events.Steps(rank=0, **{"first": 3, **columns}))  # type: ignore[arg-type]
     run.writer("rank-1").write(events.Steps(rank=1, **{"first": 1, **columns}))  # type: ignore[arg-type]
-    run.step(0, 5, [0.25])
-    for fold in folds_in_any_order(run.dir):
-        assert 0.25 in losses_of(fold) or fold.refused
+    run.write_step_line(0, 5, [0.25])
+    for fold in states_in_any_order(run.dir):
+        assert 0.25 in losses_of(fold) or fold.num_rejected
         for figure in (fold.steps_per_s, fold.samples_per_s, fold.step_times, fold.recent_steps_per_s):
             figure()
         assert fold.first_loss() is not None
 
 
-def test_a_process_that_trains_by_itself_is_no_part_of_the_runs_steps(run: WrittenScript) -> None:
+def test_a_standalone_process_is_no_part_of_the_run(run: WrittenScript) -> None:
     """A forked child of rank 0 steps at the same time; ranks of a process group belong together."""
     for rank, world_size in ((0, None), (1, None), (2, None), (3, 4)):
-        run.see(rank, world_size=world_size)
-        run.step(rank, 1, [float(rank)] * 4, samples=8)
-    for fold in folds_in_any_order(run.dir):
+        run.observe_rank(rank, world_size=world_size)
+        run.write_step_line(rank, 1, [float(rank)] * 4, samples=8)
+    for fold in states_in_any_order(run.dir):
         assert losses_of(fold) == [(0 + 1 + 3) / 3] * 4
         assert fold.column("samples").tolist() == [24.0] * 4
-        assert fold.script.alone == [2]
+        assert fold.script.standalone_ranks == [2]
 
 
-def test_where_only_one_by_itself_trains_on_its_steps_are_the_runs(run: WrittenScript) -> None:
-    run.see(0)
-    run.step(0, 1, [9.0])
-    run.see(2)
-    run.step(2, 1, [3.0, 2.0, 1.0])
-    for fold in folds_in_any_order(run.dir):
+def test_a_standalone_process_counts_if_it_trains_alone(run: WrittenScript) -> None:
+    run.observe_rank(0)
+    run.write_step_line(0, 1, [9.0])
+    run.observe_rank(2)
+    run.write_step_line(2, 1, [3.0, 2.0, 1.0])
+    for fold in states_in_any_order(run.dir):
         assert losses_of(fold) == [3.0, 2.0, 1.0]

@@ -10,11 +10,11 @@ import pytest
 
 from rankdeck import events
 from rankdeck.base.errors import ConfigError
-from rankdeck.planner.accuracy import compare, predict
-from rankdeck.run.fold import read_fold
-from rankdeck.run.row import read_info, row_of
-from rankdeck.run.summarising import summarise
-from rankdeck.rundir import find_run
+from rankdeck.planner.accuracy import compare_with_measured, predict_run
+from rankdeck.run.row import read_info, row_json
+from rankdeck.run.run_state import read_run_state
+from rankdeck.run.summary_builder import summarize
+from rankdeck.run_dir import find_run
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 from tests.helpers.written_script import WrittenScript
 
@@ -22,12 +22,12 @@ from tests.helpers.written_script import WrittenScript
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[WrittenScript]:
     run = WrittenScript(tmp_path / "runs", config={"args": ["--lr", "0.1"], "ranks": 2})
-    run.launch(2)
+    run.start_script(2)
     yield run
     run.lose()
 
 
-def memory(run: WrittenScript, rank: int, source: str, **by_device: dict[str, int]) -> None:
+def write_memory(run: WrittenScript, rank: int, source: str, **by_device: dict[str, int]) -> None:
     run.writer(f"rank-{rank}").write(
         events.Memory(
             rank=rank,
@@ -47,16 +47,16 @@ def memory(run: WrittenScript, rank: int, source: str, **by_device: dict[str, in
     )
 
 
-def test_the_summary_tells_what_was_seen(run: WrittenScript) -> None:
+def test_the_summary_has_the_observed_facts(run: WrittenScript) -> None:
     for rank in (0, 1):
-        run.see(rank, world_size=2, wrapper="DistributedDataParallel", optimizer="torch.optim:AdamW")
-        run.step(rank, 1, [4.0, None, 2.0, None], samples=8, wait_s=0.1)
+        run.observe_rank(rank, world_size=2, wrapper="DistributedDataParallel", optimizer="torch.optim:AdamW")
+        run.write_step_line(rank, 1, [4.0, None, 2.0, None], samples=8, wait_s=0.1)
         calls = events.Collectives(rank=rank, step=4, calls={"all_reduce": 2}, num_bytes={}, seconds={})
         run.writer(f"rank-{rank}").write(calls)
         run.writer(f"rank-{rank}").write(calls)
-    run.log(0, steps=[1, 2], accuracy=[0.5, 0.75])
-    run.finish()
-    facts = summarise(run.dir).facts()
+    run.write_logged(0, steps=[1, 2], accuracy=[0.5, 0.75])
+    run.end_script()
+    facts = summarize(run.dir).facts()
     assert (facts["run_source"], facts["outcome"], facts["script_status"]) == ("script", "completed", 0)
     assert facts["script"] == {
         "run": "train.py",
@@ -80,45 +80,45 @@ def test_the_summary_tells_what_was_seen(run: WrittenScript) -> None:
     json.dumps(facts, allow_nan=False)
 
 
-def test_what_was_not_seen_is_absent(run: WrittenScript) -> None:
-    run.finish()
-    facts = summarise(run.dir).facts()
+def test_unobserved_facts_are_absent(run: WrittenScript) -> None:
+    run.end_script()
+    facts = summarize(run.dir).facts()
     unknown = ("strategy", "samples_per_s", "steps_per_s", "wait_share", "observed", "collectives", "comm")
     assert all(facts[key] is None for key in (*unknown, "loss_step", "first_step_s", "source", "evaluation"))
     assert facts["loss"] == {"first": None, "last": None} and facts["metrics"] == {}
     assert facts["notes"] == ["no optimizer step was seen"]
 
 
-def test_steps_that_were_lost_were_not_absent(run: WrittenScript) -> None:
+def test_a_rank_with_lost_steps_is_counted(run: WrittenScript) -> None:
     """A process is a rank once it has stepped; `os._exit` may follow before anything is written."""
-    run.see(0)
-    assert list(summarise(run.dir).facts()["notes"]) == ["no optimizer step was seen yet"]
-    run.finish()
-    assert summarise(run.dir).facts()["notes"] == ["it ended before its first steps were written down"]
+    run.observe_rank(0)
+    assert list(summarize(run.dir).facts()["notes"]) == ["no optimizer step was seen yet"]
+    run.end_script()
+    assert summarize(run.dir).facts()["notes"] == ["it ended before its first steps were written down"]
 
 
 def test_a_configured_run_has_the_same_keys(run: WrittenScript, tmp_path: Path) -> None:
-    run.finish()
+    run.end_script()
     configured = WrittenRun(tmp_path / "runs")
-    configured.begin(1, steps=2)
-    configured.steps(0, 1, [2.0, 1.0])
+    configured.start(1, steps=2)
+    configured.write_steps(0, 1, [2.0, 1.0])
     configured.end()
-    facts = summarise(configured.dir).facts()
-    assert set(facts) == set(summarise(run.dir).facts())
+    facts = summarize(configured.dir).facts()
+    assert set(facts) == set(summarize(run.dir).facts())
     assert (facts["run_source"], facts["script"], facts["script_status"]) == ("configuration", None, None)
     assert (facts["observed"], facts["metrics"], facts["notes"]) == (None, {}, [])
 
 
-def test_notes_say_what_is_off_and_what_is_apart(run: WrittenScript) -> None:
+def test_notes_list_disabled_parts_and_differences(run: WrittenScript) -> None:
     off = {"loss": "Tensor.backward is not ours"}
-    run.see(0, parts=off, skipped=1, other_optimizers={"torch.optim.sgd:SGD": 40})
-    run.see(1, parts=off | {"memory": "no owners"}, not_finite=7)
-    run.step(0, 1, [1.0] * 10)
-    run.step(1, 1, [1.0] * 3)
-    running = summarise(run.dir).facts()
+    run.observe_rank(0, parts=off, skipped=1, other_optimizers={"torch.optim.sgd:SGD": 40})
+    run.observe_rank(1, parts=off | {"memory": "no owners"}, not_finite=7)
+    run.write_step_line(0, 1, [1.0] * 10)
+    run.write_step_line(1, 1, [1.0] * 3)
+    running = summarize(run.dir).facts()
     assert (running["not_finite"], running["notes"][-1][:11]) == (7, "SGD stepped")
-    run.finish()
-    assert summarise(run.dir).facts()["notes"] == [
+    run.end_script()
+    assert summarize(run.dir).facts()["notes"] == [
         "the observer's part loss is off: Tensor.backward is not ours",
         "the observer's part memory is off on rank 1: no owners",
         "the loss of rank 1 was not finite in step 7",
@@ -128,63 +128,63 @@ def test_notes_say_what_is_off_and_what_is_apart(run: WrittenScript) -> None:
     ]
 
 
-def test_ranks_of_a_run_that_broke_were_ended_in_different_steps(run: WrittenScript) -> None:
-    run.step(0, 1, [1.0] * 10)
-    run.step(1, 1, [1.0] * 3)
-    run.finish(1)
-    assert summarise(run.dir).facts()["notes"] == []
+def test_ranks_of_a_failed_run_may_end_in_different_steps(run: WrittenScript) -> None:
+    run.write_step_line(0, 1, [1.0] * 10)
+    run.write_step_line(1, 1, [1.0] * 3)
+    run.end_script(1)
+    assert summarize(run.dir).facts()["notes"] == []
 
 
-def test_the_time_to_the_first_step_is_that_of_the_first_attempt(run: WrittenScript) -> None:
-    run.step(0, 1, [1.0, 1.0])
-    run.launch(2, attempt=1)
-    run.step(0, 1, [1.0, 1.0], attempt=1, late_s=60.0)
-    assert summarise(run.dir).facts()["first_step_s"] == pytest.approx(0.5)
+def test_the_time_to_the_first_step_is_of_the_first_attempt(run: WrittenScript) -> None:
+    run.write_step_line(0, 1, [1.0, 1.0])
+    run.start_script(2, attempt=1)
+    run.write_step_line(0, 1, [1.0, 1.0], attempt=1, late_s=60.0)
+    assert summarize(run.dir).facts()["first_step_s"] == pytest.approx(0.5)
 
 
-def test_a_wait_for_a_loader_that_nobody_saw_is_none(run: WrittenScript) -> None:
-    run.step(0, 1, [1.0] * 4, wait_s=0.0)
-    assert summarise(run.dir).facts()["wait_share"] is None
-    run.see(1, dataset="torch.utils.data:TensorDataset")
-    run.step(1, 1, [1.0] * 4, wait_s=0.0)
-    assert summarise(run.dir).facts()["wait_share"] == 0.0
+def test_the_wait_share_without_a_loader_is_unknown(run: WrittenScript) -> None:
+    run.write_step_line(0, 1, [1.0] * 4, wait_s=0.0)
+    assert summarize(run.dir).facts()["wait_share"] is None
+    run.observe_rank(1, dataset="torch.utils.data:TensorDataset")
+    run.write_step_line(1, 1, [1.0] * 4, wait_s=0.0)
+    assert summarize(run.dir).facts()["wait_share"] == 0.0
 
 
-def test_what_owners_hold_is_no_peak(run: WrittenScript) -> None:
-    run.see(0)
-    memory(run, 0, events.OWNERS_SEEN, d0={"parameters": MIB, "optimizer": 2 * MIB})
-    memory(run, 1, events.OWNERS_SEEN, d1={"parameters": MIB})
-    facts = summarise(run.dir).facts()
+def test_bytes_of_owners_are_no_peak(run: WrittenScript) -> None:
+    run.observe_rank(0)
+    write_memory(run, 0, events.OWNERS_SEEN, d0={"parameters": MIB, "optimizer": 2 * MIB})
+    write_memory(run, 1, events.OWNERS_SEEN, d1={"parameters": MIB})
+    facts = summarize(run.dir).facts()
     lead = facts["devices"][0]
     assert (lead["peak_bytes"], lead["peak_by_kind"], lead["live_bytes"]) == (None, None, 3 * MIB)
     assert lead["live_by_kind"] == {"parameters": MIB, "optimizer": 2 * MIB}
     assert facts["source"] == lead["memory_source"] == events.OWNERS_SEEN and facts["imbalance"] is None
-    device = read_fold(run.dir).devices[0]
-    assert device.is_of_owners and len(device.memory_history) == 1 and not len(device.peak_history)
+    device = read_run_state(run.dir).devices[0]
+    assert device.is_owners_only and len(device.memory_history) == 1 and not len(device.peak_history)
 
 
-def test_a_peak_that_was_measured_stays_beside_what_owners_hold(run: WrittenScript) -> None:
-    memory(run, 0, events.FOLLOWED, d0={"parameters": MIB, "activations": MIB})
-    memory(run, 0, events.OWNERS_SEEN, d0={"parameters": 9 * MIB})
-    facts = summarise(run.dir).facts()["devices"][0]
+def test_a_measured_peak_and_bytes_of_owners_are_both_kept(run: WrittenScript) -> None:
+    write_memory(run, 0, events.FOLLOWED, d0={"parameters": MIB, "activations": MIB})
+    write_memory(run, 0, events.OWNERS_SEEN, d0={"parameters": 9 * MIB})
+    facts = summarize(run.dir).facts()["devices"][0]
     assert (facts["peak_bytes"], facts["live_bytes"], facts["sampled_steps"]) == (2 * MIB, 9 * MIB, 1)
 
 
-def test_a_rank_that_the_script_started_itself_has_a_device_too(run: WrittenScript) -> None:
-    memory(run, 3, events.OWNERS_SEEN, d3={"parameters": MIB})
-    assert [device["name"] for device in summarise(run.dir).facts()["devices"]] == ["CPU 0", "CPU 1", "CPU 3"]
+def test_a_rank_started_by_the_script_has_a_device(run: WrittenScript) -> None:
+    write_memory(run, 3, events.OWNERS_SEEN, d3={"parameters": MIB})
+    assert [device["name"] for device in summarize(run.dir).facts()["devices"]] == ["CPU 0", "CPU 1", "CPU 3"]
 
 
-def test_data_parallel_in_a_script_shows_what_its_first_device_holds_more(tmp_path: Path) -> None:
+def test_data_parallel_in_a_script_shows_the_imbalance(tmp_path: Path) -> None:
     run = WrittenScript(tmp_path / "runs")
-    run.launch(1, device_infos(3, "gpu"))
-    run.see(0, wrapper="DataParallel")
-    run.step(0, 1, [1.0])
+    run.start_script(1, device_infos(3, "gpu"))
+    run.observe_rank(0, wrapper="DataParallel")
+    run.write_step_line(0, 1, [1.0])
     low = {"parameters": 10 * MIB, events.UNATTRIBUTED: 5 * MIB}
     lead = {"parameters": 10 * MIB, "optimizer": 20 * MIB}
-    memory(run, 0, events.MEASURED_ON_GPU, d0=lead, d1=low, d2=low)
-    facts = summarise(run.dir).facts()
-    run.finish()
+    write_memory(run, 0, events.MEASURED_ON_GPU, d0=lead, d1=low, d2=low)
+    facts = summarize(run.dir).facts()
+    run.end_script()
     assert facts["imbalance"] == {"device": 0, "excess_bytes": 15 * MIB, "ratio": 2.0}
     assert "DistributedDataParallel" in facts["notes"][-1]
 
@@ -193,60 +193,62 @@ def test_data_parallel_in_a_script_shows_what_its_first_device_holds_more(tmp_pa
     ("status", "words"),
     [(3, "train.py exited with 3."), (137, "train.py exited with 137 (SIGKILL)."), (255, "exited with 255.")],
 )
-def test_a_script_that_failed_says_what_it_exited_with(run: WrittenScript, status: int, words: str) -> None:
-    run.finish(status)
-    (problem,) = summarise(run.dir).facts()["problems"]
+def test_a_failed_script_has_its_exit_status(run: WrittenScript, status: int, words: str) -> None:
+    run.end_script(status)
+    (problem,) = summarize(run.dir).facts()["problems"]
     assert words in problem["message"]
 
 
-def test_a_folder_that_is_run_has_its_own_name(tmp_path: Path) -> None:
+def test_a_folder_run_as_a_script_has_its_own_name(tmp_path: Path) -> None:
     run = WrittenScript(tmp_path / "runs", config={"run": ".", "folder": "/home/me/project"})
-    run.launch()
-    run.finish(1)
-    assert summarise(run.dir).facts()["problems"][0]["message"] == "project exited with 1."
+    run.start_script()
+    run.end_script(1)
+    assert summarize(run.dir).facts()["problems"][0]["message"] == "project exited with 1."
 
 
-def test_a_script_is_listed_by_its_name_and_wrapper_and_is_not_resumed(run: WrittenScript) -> None:
-    run.see(0, wrapper="FullyShardedDataParallel")
-    run.step(0, 1, [1.0] * 7)
-    run.step(1, 1, [1.0] * 9)
-    run.finish(1)
+def test_a_script_is_listed_by_name_and_wrapper_and_not_resumable(run: WrittenScript) -> None:
+    run.observe_rank(0, wrapper="FullyShardedDataParallel")
+    run.write_step_line(0, 1, [1.0] * 7)
+    run.write_step_line(1, 1, [1.0] * 9)
+    run.end_script(1)
     info = read_info(run.dir)
     assert (info.title, info.strategy, info.is_script) == ("train.py", "FullyShardedDataParallel", True)
     assert (info.outcome, info.is_resumable, info.steps, info.num_devices) == ("failed", False, None, 2)
-    row = row_of(read_info(run.dir))
+    row = row_json(read_info(run.dir))
     assert (row["strategy"], row["wrapper"], row["run_source"], row["steps"]) == (
         None,
         "FullyShardedDataParallel",
         "script",
-        read_fold(run.dir).step,
+        read_run_state(run.dir).step,
     )
 
 
-def test_a_script_that_has_not_begun_is_listed_and_found_too(tmp_path: Path) -> None:
+def test_a_pending_script_is_listed_and_found(tmp_path: Path) -> None:
     run = WrittenScript(tmp_path / "runs", "Fine-tuning, with a name that is longer than a folder's may be")
     assert (read_info(run.dir).is_script, read_info(run.dir).strategy) == (True, "")
-    assert summarise(run.dir).facts()["run_source"] == "script" and row_of(read_info(run.dir))["steps"] == 0
+    assert summarize(run.dir).facts()["run_source"] == "script" and row_json(read_info(run.dir))["steps"] == 0
     title = read_info(run.dir).title
     assert find_run(title, run.path.parent).name == run.dir.name
     run.lose()
 
 
 @pytest.mark.parametrize("damage", ["[script]\nrun = 3", "script = 1", "not toml", ""])
-def test_a_damaged_script_is_told_and_breaks_no_list(run: WrittenScript, damage: str) -> None:
+def test_a_damaged_script_file_is_reported_and_breaks_no_list(run: WrittenScript, damage: str) -> None:
     run.dir.config_file.write_text(damage)
-    assert row_of(read_info(run.dir))["outcome"] == "running" and summarise(run.dir).facts()["script"] is None
+    assert (
+        row_json(read_info(run.dir))["outcome"] == "running" and summarize(run.dir).facts()["script"] is None
+    )
 
 
-def test_what_needs_a_configuration_is_refused_in_words(run: WrittenScript) -> None:
-    for ask in (run.dir.config, lambda: predict(run.dir)):
+def test_commands_for_configurations_are_refused_with_a_message(run: WrittenScript) -> None:
+    for ask in (run.dir.config, lambda: predict_run(run.dir)):
         with pytest.raises(ConfigError, match=r"a person's own script, train\.py"):
             ask()
-    assert compare(run.dir) == []
+    assert compare_with_measured(run.dir) == []
 
 
-def test_odd_figures_of_a_script_are_no_numbers_and_break_nothing(run: WrittenScript) -> None:
-    run.see(0, wrapper_options={"bucket": [10**400, {"a": "b"}]}, num_parameters=10**400, skipped=-1)
+def test_invalid_values_of_a_script_are_unknown(run: WrittenScript) -> None:
+    run.observe_rank(0, wrapper_options={"bucket": [10**400, {"a": "b"}]}, num_parameters=10**400, skipped=-1)
     collectives = events.Collectives(
         rank=0,
         step=-5,
@@ -257,18 +259,18 @@ def test_odd_figures_of_a_script_are_no_numbers_and_break_nothing(run: WrittenSc
     for _ in range(2):
         run.writer("rank-0").write(collectives)
     run.writer("rank-0").write(events.Observed(rank=2**40, script="x"))
-    facts = summarise(run.dir).facts()
+    facts = summarize(run.dir).facts()
     told = facts["collectives"][0]
     assert len(told["calls"]) == 100 and set(told["calls"].values()) == {2} and told["seconds"] == {}
     assert facts["unreadable"] == 1
     json.dumps(facts, allow_nan=False)
 
 
-def test_a_process_that_trained_by_itself_is_noted(run: WrittenScript) -> None:
+def test_a_standalone_process_is_noted(run: WrittenScript) -> None:
     for rank in (0, 1, 2):
-        run.see(rank)
-        run.step(rank, 1, [1.0, 1.0])
-    notes = summarise(run.dir).facts()["notes"]
+        run.observe_rank(rank)
+        run.write_step_line(rank, 1, [1.0, 1.0])
+    notes = summarize(run.dir).facts()["notes"]
     assert [note for note in notes if "by itself" in note] == [
         "rank 2 is a process that trained by itself (pid 1002)"
     ]

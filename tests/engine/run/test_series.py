@@ -12,7 +12,7 @@ import pytest
 from rankdeck.run.series import Ema, Series, Window
 
 
-def grown(y: np.ndarray, series: Series, seed: int = 0) -> Series:
+def grow_series(y: np.ndarray, series: Series, seed: int = 0) -> Series:
     """The series after `y` arrived in pieces of random length."""
     rng = np.random.default_rng(seed)
     start = 0
@@ -31,18 +31,18 @@ def walk() -> np.ndarray:
 
 @pytest.mark.parametrize(("x0", "x1"), [(0, 299_999), (12_345, 23_456), (50_000, 50_100), (290_001, 299_999)])
 def test_a_window_holds_the_extremes_of_its_points(walk: np.ndarray, x0: int, x1: int) -> None:
-    window = grown(walk, Series()).window(x0, x1, 800)
+    window = grow_series(walk, Series()).window(x0, x1, 800)
     assert len(window.x) <= 802
     inside = walk[x0 : x1 + 1]
     assert np.nanmin(window.low) <= inside.min() and np.nanmax(window.high) >= inside.max()
     assert np.all(np.diff(window.x) >= 0)
     assert window.x[0] <= x0 and window.x[-1] >= x1 - 8 * (x1 - x0) / 800
-    full = grown(walk, Series()).window(0, len(walk) - 1, 800)
+    full = grow_series(walk, Series()).window(0, len(walk) - 1, 800)
     assert full.low.min() == walk.min() and full.high.max() == walk.max()
 
 
-def test_bins_do_not_swim_while_points_arrive(walk: np.ndarray) -> None:
-    series = grown(walk[:200_000], Series())
+def test_bins_keep_their_edges_while_points_arrive(walk: np.ndarray) -> None:
+    series = grow_series(walk[:200_000], Series())
     before = series.window(0, 150_000, 500)
     series.append_many(np.arange(200_000, 200_500, dtype=float), walk[200_000:200_500])
     after = series.window(0, 150_000, 500)
@@ -50,15 +50,15 @@ def test_bins_do_not_swim_while_points_arrive(walk: np.ndarray) -> None:
     np.testing.assert_array_equal(before.high, after.high)
 
 
-def test_pieces_and_one_append_give_the_same_bins(walk: np.ndarray) -> None:
+def test_points_in_pieces_or_at_once_give_the_same_bins(walk: np.ndarray) -> None:
     whole = Series()
     whole.append_many(np.arange(len(walk)), walk)
-    one, many = whole.window(0, 3e5, 700), grown(walk, Series(), seed=3).window(0, 3e5, 700)
+    one, many = whole.window(0, 3e5, 700), grow_series(walk, Series(), seed=3).window(0, 3e5, 700)
     for left, right in zip(one, many, strict=True):
         np.testing.assert_array_equal(left, right)
 
 
-def test_a_long_series_keeps_old_extremes_and_stays_small() -> None:
+def test_a_long_series_keeps_old_extremes_in_bounded_memory() -> None:
     series = Series(raw_capacity=4096, tier_capacity=1024)
     y = np.zeros(2_000_000, dtype=np.float32)
     y[1_700_000], y[1_900_000] = 7.0, -3.0
@@ -73,13 +73,13 @@ def test_a_long_series_keeps_old_extremes_and_stays_small() -> None:
 
 
 def test_the_newest_point_is_always_in_the_window(walk: np.ndarray) -> None:
-    series = grown(walk[:100_003], Series())
+    series = grow_series(walk[:100_003], Series())
     series.append(100_003, 1e6)
     window = series.window(0, 100_003, 300)
     assert window.x[-1] == 100_003 and window.high[-1] == 1e6
 
 
-def test_nan_is_passed_over_and_all_nan_stays_nan() -> None:
+def test_nan_is_skipped_and_all_nan_stays_nan() -> None:
     series = Series()
     y = np.full(64, np.nan)
     y[40] = 2.0
@@ -88,7 +88,7 @@ def test_nan_is_passed_over_and_all_nan_stays_nan() -> None:
     assert np.nanmax(window.high) == 2.0 and np.isnan(window.low[0])
 
 
-def test_few_points_come_back_as_they_are() -> None:
+def test_few_points_are_returned_unchanged() -> None:
     series = Series()
     series.append_many([1, 2, 3], [5, 4, 3])
     x, y = series.window(0, 10, 100).polyline()
@@ -100,7 +100,7 @@ def test_an_empty_series_has_an_empty_window() -> None:
     assert len(Series().window(0, 1, 10).x) == 0 and Series().last_y is None
 
 
-def test_x_that_goes_back_counts_as_the_last_x() -> None:
+def test_decreasing_x_counts_as_the_last_x() -> None:
     series = Series()
     series.append_many([1.0, 5.0, 3.0], [0, 0, 0])
     series.append_many([2.0], [0])
@@ -125,25 +125,25 @@ def test_emas_in_pieces_equal_the_recursion(alpha: float) -> None:
         np.testing.assert_allclose(row, reference_ema(expected.tolist(), alpha), rtol=1e-9, atol=1e-9)
 
 
-def test_an_ema_stays_where_it_is_at_a_nan() -> None:
+def test_an_ema_skips_nan() -> None:
     (out,) = Ema(0.5).extend(np.array([[np.nan, 1.0, np.nan, 3.0]]))
     assert np.isnan(out[0]) and out[1] == out[2] == 1.0 and out[3] > 2
 
 
-def test_an_ema_goes_on_from_another_ones_value() -> None:
+def test_an_ema_resumes_from_another_value() -> None:
     values = np.random.default_rng(3).normal(size=(1, 400))
     ema, (expected,) = Ema(0.02), Ema(0.02).extend(values)
-    ema.go_on(0, expected[29], 30)
+    ema.resume_from(0, expected[29], 30)
     np.testing.assert_allclose(ema.extend(values[:, 30:])[0], expected[30:], rtol=1e-9)
 
 
-def test_a_line_through_bins_touches_the_least_and_the_greatest_of_each() -> None:
+def test_a_polyline_touches_the_minimum_and_maximum_of_each_bin() -> None:
     x, low, high = np.arange(3.0), np.array([0.0, 1.0, 2.0]), np.array([5.0, 6.0, 7.0])
     line_x, line_y = Window(x, low, high).polyline()
     assert line_x.tolist() == [0, 0, 1, 1, 2, 2] and line_y.tolist() == [0, 5, 1, 6, 2, 7]
 
 
-def test_a_series_that_is_cut_to_less_than_a_bin_still_knows_where_it_begins() -> None:
+def test_a_series_cut_within_a_bin_keeps_its_first_x() -> None:
     series = Series(keyed=True)
     series.append_many(np.arange(20.0), np.arange(20.0), np.arange(20.0))
     series.cut(3.0)
@@ -153,7 +153,7 @@ def test_a_series_that_is_cut_to_less_than_a_bin_still_knows_where_it_begins() -
     assert series.first_x is None
 
 
-def test_a_copy_of_a_series_goes_on_by_itself_and_takes_no_more_room_than_it_needs() -> None:
+def test_a_copied_series_is_independent_and_small() -> None:
     series = Series(raw_capacity=64, tier_capacity=32)
     for start in range(0, 200, 7):
         series.append_many(np.arange(start, start + 7.0), np.arange(7.0))
@@ -168,7 +168,7 @@ def test_a_copy_of_a_series_goes_on_by_itself_and_takes_no_more_room_than_it_nee
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_points_that_come_one_by_one_are_those_that_come_together(keyed: bool) -> None:
+def test_single_appends_equal_one_append(keyed: bool) -> None:
     x = [1.0, 2.0, 1.5, 3.0, 3.0, *np.arange(4.0, 900.0)]
     y: list[float] = [0, 1e30, -1e39, np.nan, 1e39, *np.sin(np.arange(896.0)).tolist()]
     keys = np.arange(len(x), dtype=float).tolist() if keyed else []
@@ -184,7 +184,7 @@ def test_points_that_come_one_by_one_are_those_that_come_together(keyed: bool) -
     assert len(together) == len(alone)
 
 
-def test_a_curve_that_is_cut_to_before_all_single_points_goes_on() -> None:
+def test_a_curve_cut_before_all_single_points_continues() -> None:
     x = np.arange(900.0)
     series = Series(64, 64)
     series.append_many(x, x)

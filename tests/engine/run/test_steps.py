@@ -7,11 +7,11 @@ import numpy as np
 
 from rankdeck.events import Steps
 from rankdeck.run.curves import StepCurves
-from rankdeck.run.step_blocks import Joiner, blocks_of
+from rankdeck.run.step_blocks import StepJoiner, to_blocks
 from rankdeck.run.step_table import COLUMNS, StepTable
 
 
-def share(
+def make_steps(
     rank: int,
     first: int,
     sums: list[float | None] | None,
@@ -35,19 +35,19 @@ def share(
     )
 
 
-class Joined:
+class JoinedSteps:
     """The rows that a joiner makes of events, in a table."""
 
     def __init__(self, world_size: int | None, *events: Steps) -> None:
-        self.joiner, self.table = Joiner(), StepTable()
+        self.joiner, self.table = StepJoiner(), StepTable()
         self.joiner.world_size = world_size
         self.add(*events)
 
     def add(self, *events: Steps) -> None:
         for event in events:
-            for block in blocks_of([event])[0]:
+            for block in to_blocks([event])[0]:
                 self.joiner.add(block)
-        for rows in self.joiner.take():
+        for rows in self.joiner.join():
             self.table.append(rows)
 
     def __getattr__(self, name: str) -> list[float]:
@@ -55,20 +55,20 @@ class Joined:
 
 
 def test_the_loss_of_a_step_is_the_sum_of_sums_over_the_sum_of_counts() -> None:
-    found = Joined(2, share(0, 1, [2.0, 4.0]), share(1, 1, [6.0, 8.0], count=6.0))
+    found = JoinedSteps(2, make_steps(0, 1, [2.0, 4.0]), make_steps(1, 1, [6.0, 8.0], count=6.0))
     assert found.loss == [1.0, 1.5]
     assert found.samples == [8.0, 8.0]
 
 
-def test_a_step_is_complete_once_every_rank_has_told_it() -> None:
-    found = Joined(2, share(0, 1, [2.0, 4.0, 6.0]), share(1, 1, [2.0]))
+def test_a_step_is_complete_once_every_rank_has_reported() -> None:
+    found = JoinedSteps(2, make_steps(0, 1, [2.0, 4.0, 6.0]), make_steps(1, 1, [2.0]))
     assert found.step == [1]
-    found.add(share(1, 2, [4.0, 6.0]))
+    found.add(make_steps(1, 2, [4.0, 6.0]))
     assert found.loss == [1.0, 2.0, 3.0]
 
 
-def test_rows_wait_until_the_number_of_ranks_is_known() -> None:
-    found = Joined(None, share(0, 1, [2.0]))
+def test_rows_wait_for_the_number_of_ranks() -> None:
+    found = JoinedSteps(None, make_steps(0, 1, [2.0]))
     assert found.step == []
     found.joiner.world_size = 1
     found.add()
@@ -76,36 +76,36 @@ def test_rows_wait_until_the_number_of_ranks_is_known() -> None:
 
 
 def test_a_rank_without_loss_counts_for_time_only() -> None:
-    found = Joined(2, share(0, 1, None, num_steps=2, late_s=0.5), share(1, 1, [2.0, 4.0]))
+    found = JoinedSteps(2, make_steps(0, 1, None, num_steps=2, late_s=0.5), make_steps(1, 1, [2.0, 4.0]))
     assert found.loss == [1.0, 2.0]
     assert found.samples == [4.0, 4.0]
     assert found.ended == [101.5, 102.5]
     assert found.step_s == [1.5, 1.5]
 
 
-def test_what_is_not_finite_or_has_no_target_is_unknown_and_no_zero() -> None:
-    found = Joined(1, share(0, 1, [None, 2.0]), share(0, 3, [0.0], count=0.0))
+def test_a_non_finite_loss_is_unknown_and_not_zero() -> None:
+    found = JoinedSteps(1, make_steps(0, 1, [None, 2.0]), make_steps(0, 3, [0.0], count=0.0))
     assert found.loss == [None, 1.0, None]
 
 
-def test_lines_that_were_dropped_leave_unknown_rows() -> None:
-    found = Joined(1, share(0, 1, [2.0]), share(0, 4, [8.0]))
+def test_dropped_lines_are_unknown_rows() -> None:
+    found = JoinedSteps(1, make_steps(0, 1, [2.0]), make_steps(0, 4, [8.0]))
     assert found.step == [1, 2, 3, 4]
     assert found.loss == [1.0, None, None, 4.0]
 
 
-def test_norms_of_gradients_are_those_of_the_first_rank_that_tells_them() -> None:
-    told = share(0, 1, [2.0, 2.0, 2.0])
-    clipped = msgspec.structs.replace(share(1, 1, [2.0, 2.0]), grad_norm=[1.5, None])
-    found = Joined(2, told, clipped)
+def test_gradient_norms_are_of_the_first_rank_that_reports_them() -> None:
+    told = make_steps(0, 1, [2.0, 2.0, 2.0])
+    clipped = msgspec.structs.replace(make_steps(1, 1, [2.0, 2.0]), grad_norm=[1.5, None])
+    found = JoinedSteps(2, told, clipped)
     [(steps, norms)] = found.joiner.take_norms()
     assert steps.tolist() == [1.0] and norms.tolist() == [1.5] and not found.joiner.take_norms()
-    found.add(msgspec.structs.replace(share(1, 3, [2.0]), grad_norm=[0.5]))
+    found.add(msgspec.structs.replace(make_steps(1, 3, [2.0]), grad_norm=[0.5]))
     [(steps, norms)] = found.joiner.take_norms()
     assert steps.tolist() == [3.0] and norms.tolist() == [0.5]
 
 
-def test_norms_are_drawn_over_steps_and_forgotten_with_them() -> None:
+def test_norm_curves_are_cut_with_their_steps() -> None:
     curves = StepCurves(100, 0, None)
     curves.append_norms(
         [(np.array([1.0, 3.0]), np.array([1.5, 0.5])), (np.array([3.0, 4.0]), np.array([9.0, 2.0]))]
@@ -116,64 +116,69 @@ def test_norms_are_drawn_over_steps_and_forgotten_with_them() -> None:
 
 
 def test_a_gap_of_one_rank_keeps_the_times_of_the_others() -> None:
-    found = Joined(2, share(0, 1, [2.0, 2.0]), share(1, 2, [2.0]))
+    found = JoinedSteps(2, make_steps(0, 1, [2.0, 2.0]), make_steps(1, 2, [2.0]))
     assert found.loss[0] is None and found.ended[0] == 101.0
 
 
-def test_a_million_steps_are_joined_quickly_and_stay_small() -> None:
-    found = Joined(1)
+def test_a_million_steps_are_joined_fast_in_bounded_memory() -> None:
+    found = JoinedSteps(1)
     for first in range(1, 1_000_001, 1000):
-        found.add(share(0, first, [1.0] * 1000))
+        found.add(make_steps(0, first, [1.0] * 1000))
     assert len(found.table) == 1_000_000
     assert found.table.rows.nbytes <= 2**18 * 8 * len(COLUMNS)
 
 
-def test_a_number_of_a_step_costs_nothing() -> None:
-    found = Joined(2, share(0, 400_000_000, [1.0]), share(1, 2**51, [1.0]))
+def test_step_numbers_with_gaps_are_cheap() -> None:
+    found = JoinedSteps(2, make_steps(0, 400_000_000, [1.0]), make_steps(1, 2**51, [1.0]))
     assert found.step == [400_000_000]
-    assert blocks_of(
-        [share(0, 2**60, [1.0]), share(0, 0, [1.0]), share(-1, 1, [1.0]), share(2**40, 1, [1.0])]
+    assert to_blocks(
+        [
+            make_steps(0, 2**60, [1.0]),
+            make_steps(0, 0, [1.0]),
+            make_steps(-1, 1, [1.0]),
+            make_steps(2**40, 1, [1.0]),
+        ]
     ) == (
         [],
         4,
     )
 
 
-def test_columns_of_unequal_length_are_unknown_where_they_end() -> None:
+def test_columns_of_unequal_length_are_unknown_at_the_end() -> None:
     line = Steps(rank=0, first=1, loss_sum=[2.0, 4.0, 6.0], count=[2.0], lr=[], samples=[4, 4], ended=[1.0])
-    found = Joined(1, line)
+    found = JoinedSteps(1, line)
     assert found.step == [1, 2]
     assert found.loss == [1.0, None] and found.ended == [1.0, None] and found.lr == [None, None]
 
 
-def test_a_number_that_no_double_holds_is_refused() -> None:
+def test_a_number_out_of_range_is_rejected() -> None:
     line = Steps(rank=0, first=1, samples=[10**400], ended=[1.0], step_s=[1.0], lr=[1.0])
-    assert blocks_of([line]) == ([], 1)
+    assert to_blocks([line]) == ([], 1)
 
 
-def test_lines_at_once_and_one_by_one_are_the_same() -> None:
-    lines = [share(0, first, [None if first == 3 else 2.0, 4.0]) for first in range(1, 9, 2)]
-    (whole,), _ = blocks_of(lines)
-    apart = [block for line in lines for block in blocks_of([line])[0]]
+def test_lines_in_one_batch_or_singly_are_equal() -> None:
+    lines = [make_steps(0, first, [None if first == 3 else 2.0, 4.0]) for first in range(1, 9, 2)]
+    (whole,), _ = to_blocks(lines)
+    apart = [block for line in lines for block in to_blocks([line])[0]]
     np.testing.assert_array_equal(whole.values, np.concatenate([block.values for block in apart], axis=1))
 
 
-def test_a_rank_that_repeats_itself_is_refused() -> None:
-    found = Joined(1, share(0, 1, [2.0, 4.0]), share(0, 2, [20.0, 40.0]))
+def test_repeated_steps_of_a_rank_are_rejected() -> None:
+    found = JoinedSteps(1, make_steps(0, 1, [2.0, 4.0]), make_steps(0, 2, [20.0, 40.0]))
     assert found.loss == [1.0, 2.0, 20.0] and found.joiner.num_refused == 1
 
 
-def test_rows_that_slide_out_leave_marks_and_bins() -> None:
-    small, whole = StepTable(rows_held=100), StepTable(rows_held=None)
+def test_dropped_rows_leave_marks_and_bins() -> None:
+    small, whole = StepTable(max_rows=100), StepTable(max_rows=None)
     rows = np.stack([np.arange(1.0, 1001.0), *[np.full(1000, 2.0)] * 4, 50 + np.arange(1000.0)])
     for start in range(0, 1000, 7):
         for table in (small, whole):
             table.append(rows[:, start : start + 7])
     assert (len(small), small.rows.shape[1], len(whole.marks)) == (1000, 100, 0)
-    assert small.marks[-1].row == 899 and small.samples_gone == 1800.0
-    assert small.times_gone.sum() == 899
-    assert abs(small.times_of_bins()[small.times_gone.argmax()] - 1.0) < 0.01
-    small._MOST_MARKS = 8
+    assert small.marks[-1].row == 899 and small.dropped_samples == 1800.0
+    assert small.dropped_times.sum() == 899
+    assert abs(small.bin_times()[small.dropped_times.argmax()] - 1.0) < 0.01
+    small._MAX_MARKS = 8
     for _ in range(5):
         rows[0] += 1000
         small.append(rows)

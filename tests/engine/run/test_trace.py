@@ -19,7 +19,7 @@ from tests.helpers.written_run import WrittenRun, device_infos
 def trace(tmp_path: Path) -> dict[str, Any]:
     """Two ranks of ddp: an all-reduce that begins under backward and ends after it."""
     run = WrittenRun(tmp_path / "runs")
-    run.begin(2, device_infos(2), strategy="ddp")
+    run.start(2, device_infos(2), strategy="ddp")
     for rank in (0, 1):
         run.writer(f"rank-{rank}").write(
             events.Spans(
@@ -36,20 +36,20 @@ def trace(tmp_path: Path) -> dict[str, Any]:
                 simulated=True,
             )
         )
-        run.memory(rank, 4, {rank: {"parameters": 64}})
+        run.write_memory(rank, 4, {rank: {"parameters": 64}})
     run.end()
     file = tmp_path / "trace.json"
-    exporting.trace(run.dir, file)
+    exporting.export_trace(run.dir, file)
     told: dict[str, Any] = json.loads(file.read_text())
     return told
 
 
-def of_kind(trace: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+def events_of_type(trace: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return [event for event in trace["traceEvents"] if event["ph"] == kind]
 
 
 def test_every_phase_is_a_complete_event_of_its_rank_and_device(trace: dict[str, Any]) -> None:
-    spans = of_kind(trace, "X")
+    spans = events_of_type(trace, "X")
     assert all(event.keys() >= {"name", "ts", "dur", "pid", "tid", "args"} for event in spans)
     forward = next(event for event in spans if event["name"] == "forward" and event["pid"] == 1)
     assert forward["ts"] == pytest.approx(2e6, abs=1.0) and forward["dur"] == pytest.approx(200)
@@ -58,9 +58,9 @@ def test_every_phase_is_a_complete_event_of_its_rank_and_device(trace: dict[str,
     assert reduce["args"]["bytes"] == 4096
 
 
-def test_phases_of_one_track_never_cross(trace: dict[str, Any]) -> None:
+def test_phases_of_one_track_do_not_overlap(trace: dict[str, Any]) -> None:
     tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for event in of_kind(trace, "X"):
+    for event in events_of_type(trace, "X"):
         where = tracks.setdefault((event["pid"], event["tid"]), [])
         where.append((event["ts"], event["ts"] + event["dur"]))
     assert len(tracks) == 4
@@ -69,22 +69,22 @@ def test_phases_of_one_track_never_cross(trace: dict[str, Any]) -> None:
         assert all(end <= start + 1 for (_, end), (start, _) in pairwise(ordered))
 
 
-def test_ranks_and_devices_have_names_and_memory_a_counter(trace: dict[str, Any]) -> None:
-    names = {(event["name"], event["args"].get("name")) for event in of_kind(trace, "M")}
+def test_ranks_and_devices_are_named_and_memory_is_a_counter(trace: dict[str, Any]) -> None:
+    names = {(event["name"], event["args"].get("name")) for event in events_of_type(trace, "M")}
     assert {("process_name", "rank 0 (ddp)"), ("thread_name", "Virtual 1")} <= names
-    (first, _) = of_kind(trace, "C")
+    (first, _) = events_of_type(trace, "C")
     assert first["args"]["peak_bytes"] == 64
 
 
 def test_gaps_are_idle_phases(trace: dict[str, Any]) -> None:
-    idle = [event for event in of_kind(trace, "X") if event["name"] == "idle" and event["pid"] == 0]
+    idle = [event for event in events_of_type(trace, "X") if event["name"] == "idle" and event["pid"] == 0]
     assert [round(event["dur"]) for event in idle] == [100, 200]
 
 
-def test_a_run_without_a_sampled_step_says_so(tmp_path: Path) -> None:
+def test_a_trace_without_sampled_steps_is_refused(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs")
-    run.begin(1, steps=3)
+    run.start(1, steps=3)
     run.end()
     with pytest.raises(ConfigError, match="no sampled step"):
-        exporting.trace(run.dir, tmp_path / "trace.json")
+        exporting.export_trace(run.dir, tmp_path / "trace.json")
     assert not (tmp_path / "trace.json").exists()

@@ -9,11 +9,11 @@ import pytest
 
 from rankdeck import events
 from rankdeck.api.run_object import Run
-from rankdeck.run.summarising import verified_summary
+from rankdeck.run.summary_builder import verified_summary
 from rankdeck.run.verified import (
     compared_text,
     verified_cell,
-    verified_more,
+    verified_detail,
     verified_text,
 )
 from tests.helpers.verified import VERIFIED
@@ -49,16 +49,14 @@ from tests.helpers.written_run import WrittenRun
         ),
     ],
 )
-def test_each_outcome_has_a_line_a_cell_and_what_stands_behind_it(
-    outcome: str, text: str, cell: str, more: str
-) -> None:
+def test_each_outcome_has_a_text_a_cell_and_a_detail(outcome: str, text: str, cell: str, more: str) -> None:
     found = VERIFIED[outcome]
-    assert (verified_text(found), verified_cell(found), verified_more(found)) == (text, cell, more)
+    assert (verified_text(found), verified_cell(found), verified_detail(found)) == (text, cell, more)
     summed_up = verified_summary(found)
     assert summed_up is not None and (summed_up.text, summed_up.outcome) == (text, outcome)
 
 
-def test_a_few_layers_are_said() -> None:
+def test_a_check_of_a_few_layers_is_mentioned() -> None:
     found = msgspec.structs.replace(VERIFIED["equal"], layers=4)
     assert verified_text(found) == (
         "Verified with 4 layers of each kind: equals one device (largest difference 6e-16 in fp64)"
@@ -66,18 +64,18 @@ def test_a_few_layers_are_said() -> None:
     assert compared_text(found) == "two steps of 32 samples in fp64, 0.4 s, 4 layers of each kind"
 
 
-def test_how_much_was_compared_is_said_where_anything_was() -> None:
+def test_the_compared_amount_is_mentioned() -> None:
     assert compared_text(VERIFIED["equal"]) == "two steps of 32 samples in fp64, 0.4 s"
     assert compared_text(VERIFIED["unchecked"]) == ""
 
 
-def test_an_outcome_of_a_later_version_is_shown_as_it_is() -> None:
+def test_an_unknown_outcome_is_shown_unchanged() -> None:
     assert verified_cell(events.Verified(rank=0, outcome="new")) == "new"
 
 
-def test_a_run_says_it_to_python(tmp_path: Path) -> None:
+def test_the_python_api_returns_the_verification(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs")
-    run.begin(2)
+    run.start(2)
     assert Run(run.path).verified is None, "an old run, and one device alone"
     run.writer("rank-0").write(VERIFIED["noted"])
     said = Run(run.path).verified

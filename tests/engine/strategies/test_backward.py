@@ -15,7 +15,7 @@ from rankdeck.parallel.pipelining.cutting import find_chain
 from tests.helpers import planning
 
 
-def gradient(dtype: torch.dtype, scale: float | torch.Tensor | None) -> torch.Tensor:
+def gradient_with(dtype: torch.dtype, scale: float | torch.Tensor | None) -> torch.Tensor:
     torch.manual_seed(0)
     weight = torch.randn(64, 10, dtype=dtype, requires_grad=True)
     total = torch.nn.functional.cross_entropy(
@@ -30,10 +30,10 @@ def gradient(dtype: torch.dtype, scale: float | torch.Tensor | None) -> torch.Te
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_scale_as_a_gradient_gives_the_bits_of_the_product(dtype: torch.dtype) -> None:
-    assert torch.equal(gradient(dtype, 1 / 96), gradient(dtype, None))
-    assert torch.equal(gradient(dtype, torch.tensor(1 / 96, dtype=dtype)), gradient(dtype, None))
-    assert not torch.equal(gradient(dtype, 1 / 97), gradient(dtype, None))
+def test_a_scaled_gradient_equals_a_scaled_loss_bitwise(dtype: torch.dtype) -> None:
+    assert torch.equal(gradient_with(dtype, 1 / 96), gradient_with(dtype, None))
+    assert torch.equal(gradient_with(dtype, torch.tensor(1 / 96, dtype=dtype)), gradient_with(dtype, None))
+    assert not torch.equal(gradient_with(dtype, 1 / 97), gradient_with(dtype, None))
 
 
 class Critic(nn.Module):
@@ -65,7 +65,7 @@ def penalty(outputs: tuple[Tensor, Tensor], targets: Tensor) -> tuple[Tensor, in
     return (scores**2).sum() + (slopes**2).sum(), len(targets)
 
 
-def test_a_model_that_differentiates_by_its_inputs_is_cut_nowhere_and_told_why() -> None:
+def test_a_model_that_calls_autograd_grad_is_not_cut() -> None:
     with pytest.raises(ModelError, match=r"calls autograd\.grad, as a gradient penalty does") as caught:
         find_chain(Critic(), torch.randn(4, 8, 8), 4)
     assert caught.value.advice == 'Use strategy.use = "ddp".'
@@ -74,9 +74,7 @@ def test_a_model_that_differentiates_by_its_inputs_is_cut_nowhere_and_told_why()
 @pytest.mark.parametrize(
     ("strategy", "way_out"), [("dp", "strategy.parallel_loss = true"), ("model", 'strategy.use = "ddp"')]
 )
-def test_a_loss_that_differentiates_by_what_another_device_has_is_told_what_to_use(
-    strategy: str, way_out: str
-) -> None:
+def test_a_gradient_penalty_across_devices_is_refused_with_advice(strategy: str, way_out: str) -> None:
     toml = f"""
     model = {{ use = "{Path(__file__)}:Scorer" }}
     data = {{ use = "digits" }}
@@ -86,7 +84,7 @@ def test_a_loss_that_differentiates_by_what_another_device_has_is_told_what_to_u
     train = {{ global_batch = 8, evaluate_every = 0 }}
     """
     with pytest.raises(ModelError, match=r"The loss calls autograd\.grad") as caught:
-        planning.measured(toml)
+        planning.measure_peaks(toml)
     assert way_out in str(caught.value.advice)
     if strategy == "dp":
-        planning.measured(toml.replace('"dp"', '"dp", parallel_loss = true'))
+        planning.measure_peaks(toml.replace('"dp"', '"dp", parallel_loss = true'))

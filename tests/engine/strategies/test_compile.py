@@ -9,7 +9,7 @@ import pytest
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import from_text
 from tests.helpers.parity import configuration
-from tests.helpers.parity import of_one_device as of_one
+from tests.helpers.parity import single_device_weights as of_one
 from tests.helpers.ranks import RankSet, largest_difference
 
 COMPILE = "compile = true"
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.mark.slow
-def test_a_compiled_model_ends_where_an_eager_one_does() -> None:
+def test_a_compiled_model_matches_an_eager_one() -> None:
     assert 0 < largest_difference(of_one("mlp", train=COMPILE), of_one("mlp")) < 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_compiled_ddp_ends_where_one_device_does(ranks: tuple[int, RankSet]) -> None:
+def test_compiled_ddp_matches_one_device(ranks: tuple[int, RankSet]) -> None:
     toml = configuration("mlp", '{ use = "ddp" }', 2, train=COMPILE)
     assert largest_difference(ranks[1].train(toml), of_one("mlp")) < 1e-5
 

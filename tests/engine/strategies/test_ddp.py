@@ -9,27 +9,31 @@ import pytest
 
 from rankdeck import events
 from tests.helpers.parity import configuration
-from tests.helpers.ranks import RankSet, by_turns, four_are_slow, in_turn
+from tests.helpers.ranks import RankSet, alternate_pairs, alternate_rows, four_are_slow
 
 Ranks = tuple[int, RankSet]
-HERE = "tests.helpers.sync_ranks"
-WIDE = """
+RANK_MODULE = "tests.helpers.sync_ranks"
+WIDE_GPT = """
 model = { use = "gpt", args = { layers = 2, heads = 2, width = 96, context = 16, vocabulary = 512 } }
 data = { use = "synthetic", args = { samples = 256 } }
 train = { steps = 5, global_batch = 16, evaluate_every = 0, clip_norm = 1.0 }
 """
 
 
-def one_step(ranks: Ranks, options: str, toml: str = WIDE) -> list[dict[str, Any]]:
+def run_one_step(ranks: Ranks, options: str, toml: str = WIDE_GPT) -> list[dict[str, Any]]:
     strategy = f'strategy = {{ use = "ddp"{", " if options else ""}{options} }}'
-    return ranks[1].call(f"{HERE}:one_step", toml=f'{toml}\n{strategy}\ndevices.use = "cpu:{ranks[0]}"')
+    return ranks[1].call(
+        f"{RANK_MODULE}:one_step", toml=f'{toml}\n{strategy}\ndevices.use = "cpu:{ranks[0]}"'
+    )
 
 
-@pytest.mark.parametrize(("ranks", "compress"), by_turns(["bf16", "none", "powersgd"]), indirect=["ranks"])
-def test_native_bytes_are_those_that_the_kernel_counts(ranks: Ranks, compress: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "compress"), alternate_rows(["bf16", "none", "powersgd"]), indirect=["ranks"]
+)
+def test_native_bytes_match_the_kernel(ranks: Ranks, compress: str) -> None:
     """Once per step, also where a batch comes in parts."""
-    toml = WIDE.replace("steps = 5", f"steps = 5, accumulate = {2 if compress == 'none' else 1}")
-    found = one_step(ranks, f'compress = "{compress}"', toml)
+    toml = WIDE_GPT.replace("steps = 5", f"steps = 5, accumulate = {2 if compress == 'none' else 1}")
+    found = run_one_step(ranks, f'compress = "{compress}"', toml)
     for rank in found:
         assert not rank["measured"]
         assert rank["written"] == pytest.approx(rank["told"], rel=0.02, abs=8192)
@@ -40,12 +44,12 @@ def test_native_bytes_are_those_that_the_kernel_counts(ranks: Ranks, compress: s
 
 @pytest.mark.parametrize(
     ("ranks", "sync", "compress"),
-    in_turn(["ring", "reduce-broadcast", "all-to-all"], ["none", "fp16"]),
+    alternate_pairs(["ring", "reduce-broadcast", "all-to-all"], ["none", "fp16"]),
     indirect=["ranks"],
 )
 def test_explicit_bytes_are_counted_message_by_message(ranks: Ranks, sync: str, compress: str) -> None:
     size = ranks[0]
-    found = one_step(ranks, f'sync = "{sync}", compress = "{compress}"')
+    found = run_one_step(ranks, f'sync = "{sync}", compress = "{compress}"')
     gradients = found[0]["gradient_bytes"] * (0.5 if compress == "fp16" else 1)
     messages = {
         "ring": [2 * (size - 1) / size] * size,
@@ -58,14 +62,14 @@ def test_explicit_bytes_are_counted_message_by_message(ranks: Ranks, sync: str, 
 
 
 @four_are_slow
-def test_native_overlaps_backward_and_an_explicit_sync_does_not(ranks: Ranks) -> None:
-    for rank in one_step(ranks, "bucket_mb = 0.1"):
+def test_only_the_native_sync_overlaps_with_backward(ranks: Ranks) -> None:
+    for rank in run_one_step(ranks, "bucket_mb = 0.1"):
         assert 0 < rank["overlapped_s"] <= rank["sync_s"]
-    for rank in one_step(ranks, 'sync = "ring"'):
+    for rank in run_one_step(ranks, 'sync = "ring"'):
         assert rank["overlapped_s"] == 0 < rank["sync_s"]
 
 
-def test_events_tell_bytes_by_peer_and_the_time_of_a_sync(ranks: Ranks, tmp_path: Path) -> None:
+def test_events_report_bytes_per_peer_and_sync_time(ranks: Ranks, tmp_path: Path) -> None:
     size, rank_set = ranks
     toml = configuration("gpt", '{ use = "ddp", sync = "ring" }', size, steps=5)
     rank_set.train(toml, events=str(tmp_path))
@@ -79,27 +83,29 @@ def test_events_tell_bytes_by_peer_and_the_time_of_a_sync(ranks: Ranks, tmp_path
             assert comm.sync_s is not None and comm.sync_s > 0 and comm.overlapped_s == 0
 
 
-@pytest.mark.parametrize(("ranks", "sync"), by_turns(["native", "ring"]), indirect=["ranks"])
-def test_all_ranks_begin_with_rank_zeros_weights(ranks: Ranks, sync: str) -> None:
+@pytest.mark.parametrize(("ranks", "sync"), alternate_rows(["native", "ring"]), indirect=["ranks"])
+def test_all_ranks_start_with_the_weights_of_rank_0(ranks: Ranks, sync: str) -> None:
     size, rank_set = ranks
     toml = configuration("unseeded", f'{{ use = "ddp", sync = "{sync}" }}', size)
-    weights = rank_set.call(f"{HERE}:weights_bits", toml=toml)
+    weights = rank_set.call(f"{RANK_MODULE}:weights_bits", toml=toml)
     assert len(set(weights)) == 1
 
 
 @pytest.mark.parametrize(
-    ("ranks", "sync"), by_turns(["native", "ring", "reduce-broadcast", "all-to-all"]), indirect=["ranks"]
+    ("ranks", "sync"),
+    alternate_rows(["native", "ring", "reduce-broadcast", "all-to-all"]),
+    indirect=["ranks"],
 )
-def test_all_ranks_end_with_the_same_bits(ranks: Ranks, sync: str) -> None:
+def test_all_ranks_end_bitwise_equal(ranks: Ranks, sync: str) -> None:
     size, rank_set = ranks
     toml = configuration("gpt", f'{{ use = "ddp", sync = "{sync}" }}', size)
-    weights = rank_set.call(f"{HERE}:weights_bits", toml=toml, steps=3)
+    weights = rank_set.call(f"{RANK_MODULE}:weights_bits", toml=toml, steps=3)
     assert len(set(weights)) == 1
 
 
-@pytest.mark.parametrize(("ranks", "sync"), by_turns(["native", "ring"]), indirect=["ranks"])
-def test_powersgd_goes_on_with_what_it_left_out(ranks: Ranks, sync: str) -> None:
+@pytest.mark.parametrize(("ranks", "sync"), alternate_rows(["native", "ring"]), indirect=["ranks"])
+def test_powersgd_keeps_its_error_between_steps(ranks: Ranks, sync: str) -> None:
     size, rank_set = ranks
     toml = configuration("gpt", f'{{ use = "ddp", sync = "{sync}", compress = "powersgd" }}', size, steps=5)
-    whole = rank_set.call(f"{HERE}:weights_bits", toml=toml, steps=5)
-    assert rank_set.call(f"{HERE}:resumed_bits", toml=toml, after=3, steps=5) == whole
+    whole = rank_set.call(f"{RANK_MODULE}:weights_bits", toml=toml, steps=5)
+    assert rank_set.call(f"{RANK_MODULE}:resumed_bits", toml=toml, after=3, steps=5) == whole

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rankdeck import events
 from rankdeck.parallel.collectives.replica_threads import ReplicaError
-from tests.helpers.parity import BARS
+from tests.helpers.parity import TOLERANCES
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import largest_difference
 
-_OWN = """
+_USER_CODE = """
 import dataclasses
 import torch
 import torch.nn.functional as F
@@ -48,9 +48,11 @@ def loss(outputs, targets):
 """
 
 
-def run(folder: Path, strategy: str, num_devices: int, returns: str) -> tuple[dict[str, Tensor], float]:
+def train_and_evaluate(
+    folder: Path, strategy: str, num_devices: int, returns: str
+) -> tuple[dict[str, Tensor], float]:
     """Weights, and the loss of the held-out samples."""
-    (folder / "own.py").write_text(_OWN)
+    (folder / "own.py").write_text(_USER_CODE)
     (own := folder / strategy.replace(" ", "")).mkdir()
     toml = f"""
 folder = "{folder}"
@@ -80,15 +82,15 @@ optimizer = {{ use = "sgd", lr = 0.1 }}
         ('"dp", parallel_loss = true', "graph"),
     ],
 )
-def test_outputs_of_own_classes_train_as_on_one_device(tmp_path: Path, strategy: str, returns: str) -> None:
-    weights, heldout = run(tmp_path, strategy, 2, returns)
-    of_one, heldout_of_one = run(tmp_path, '"single"', 1, returns)
-    assert largest_difference(weights, of_one) <= BARS["fp64"]
+def test_outputs_of_user_classes_match_one_device(tmp_path: Path, strategy: str, returns: str) -> None:
+    weights, heldout = train_and_evaluate(tmp_path, strategy, 2, returns)
+    of_one, heldout_of_one = train_and_evaluate(tmp_path, '"single"', 1, returns)
+    assert largest_difference(weights, of_one) <= TOLERANCES["fp64"]
     assert heldout == pytest.approx(heldout_of_one, rel=1e-10)
 
 
-def test_an_object_is_refused_with_the_option_that_lets_it_be(tmp_path: Path) -> None:
+def test_an_unknown_output_object_is_refused_with_an_option(tmp_path: Path) -> None:
     """That option is what the third case above sets."""
     with pytest.raises(ReplicaError, match="an object of class Graph") as caught:
-        run(tmp_path, '"dp"', 2, "graph")
+        train_and_evaluate(tmp_path, '"dp"', 2, "graph")
     assert caught.value.problem.cure == {"strategy.parallel_loss": True}

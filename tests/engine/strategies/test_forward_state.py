@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.helpers import changing
-from tests.helpers.parity import BARS, MUST_DIFFER
+from tests.helpers.parity import MIN_DIFFERENCE, TOLERANCES
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference
 
@@ -48,27 +48,27 @@ optimizer = {{ use = "sgd", lr = 0.1 }}
 
 
 @functools.cache
-def in_this_process(config: str) -> dict[str, Tensor]:
+def train_in_process(config: str) -> dict[str, Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "weights.safetensors"
         train_once({"toml": config, "out": str(out)}, rank=0, world_size=1)
         return load_file(out)
 
 
-def of_one_device(units: tuple[str, ...] = changing.ALIKE, accumulate: int = 1) -> dict[str, Tensor]:
-    return in_this_process(toml(ONE_DEVICE, 1, units, accumulate))
+def train_on_one_device(units: tuple[str, ...] = changing.ALIKE, accumulate: int = 1) -> dict[str, Tensor]:
+    return train_in_process(toml(ONE_DEVICE, 1, units, accumulate))
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("strategy", IN_ONE_PROCESS)
-def test_state_in_one_process_is_one_devices(strategy: str, accumulate: int) -> None:
-    weights = in_this_process(toml(strategy, 2, accumulate=accumulate))
-    assert largest_difference(weights, of_one_device(accumulate=accumulate)) <= BARS["fp64"]
+def test_state_in_one_process_matches_one_device(strategy: str, accumulate: int) -> None:
+    weights = train_in_process(toml(strategy, 2, accumulate=accumulate))
+    assert largest_difference(weights, train_on_one_device(accumulate=accumulate)) <= TOLERANCES["fp64"]
 
 
-def test_attributes_of_a_model_that_is_cut_by_watching_it_are_one_devices() -> None:
-    weights = in_this_process(toml('{ use = "model" }', 3, ()))
-    assert largest_difference(weights, of_one_device(())) == 0.0
+def test_attributes_of_an_observed_model_match_one_device() -> None:
+    weights = train_in_process(toml('{ use = "model" }', 3, ()))
+    assert largest_difference(weights, train_on_one_device(())) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_attributes_of_a_model_that_is_cut_by_watching_it_are_one_devices() -> N
     ],
 )
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_state_over_ranks_is_one_devices(
+def test_state_over_ranks_matches_one_device(
     ranks: tuple[int, RankSet], strategy: str, units: tuple[str, ...], accumulate: int
 ) -> None:
     weights = ranks[1].train(toml(strategy, 2, units, accumulate))
-    assert largest_difference(weights, of_one_device(units, accumulate)) <= BARS["fp64"]
+    assert largest_difference(weights, train_on_one_device(units, accumulate)) <= TOLERANCES["fp64"]
 
 
 @pytest.mark.parametrize(
@@ -103,37 +103,37 @@ def test_state_over_ranks_is_one_devices(
     ],
 )
 @pytest.mark.parametrize("ranks", [4], indirect=True)
-def test_state_on_a_mesh_is_one_devices(
+def test_state_on_a_mesh_matches_one_device(
     ranks: tuple[int, RankSet], strategy: str, units: tuple[str, ...]
 ) -> None:
     weights = ranks[1].train(toml(strategy, 4, units))
-    assert largest_difference(weights, of_one_device(units)) <= BARS["fp64"]
+    assert largest_difference(weights, train_on_one_device(units)) <= TOLERANCES["fp64"]
 
 
 @pytest.mark.parametrize(
     "strategy", ['{ use = "ddp" }', '{ use = "pipeline", schedule = "1f1b", microbatches = 4 }']
 )
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_state_that_is_left_to_each_part_ends_far_off(
+def test_state_not_merged_over_chunks_differs(
     ranks: tuple[int, RankSet], strategy: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "weights.safetensors"
     ranks[1].call(
         "tests.helpers.changing:trained_without_state", toml=toml(strategy, 2, SHARDED), out=str(out)
     )
-    assert largest_difference(load_file(out), of_one_device(SHARDED)) > MUST_DIFFER
+    assert largest_difference(load_file(out), train_on_one_device(SHARDED)) > MIN_DIFFERENCE
 
 
-def test_state_that_is_left_to_replicas_ends_far_off(tmp_path: Path) -> None:
+def test_state_not_merged_over_replicas_differs(tmp_path: Path) -> None:
     out = tmp_path / "weights.safetensors"
     changing.trained_without_state(toml('{ use = "dp" }', 2), str(out))
-    assert largest_difference(load_file(out), of_one_device()) > MUST_DIFFER
+    assert largest_difference(load_file(out), train_on_one_device()) > MIN_DIFFERENCE
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_weights_that_the_first_samples_set_are_the_first_microbatchs(ranks: tuple[int, RankSet]) -> None:
+def test_data_dependent_weights_use_the_first_microbatch(ranks: tuple[int, RankSet]) -> None:
     """Only one of them may set them, and later ones work with what it has set."""
     pipeline = '{ use = "pipeline", schedule = "gpipe", microbatches = 4 }'
     found = ranks[1].train(toml(pipeline, 2, ("act_norm",)))
-    in_turn = of_one_device(("act_norm",), accumulate=4)
-    assert largest_difference(found, in_turn) <= BARS["fp64"]
+    in_turn = train_on_one_device(("act_norm",), accumulate=4)
+    assert largest_difference(found, in_turn) <= TOLERANCES["fp64"]

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from rankdeck import events
-from tests.helpers.parity import configuration, of_one_device
+from tests.helpers.parity import configuration, single_device_weights
 from tests.helpers.rank_main import train_once
-from tests.helpers.ranks import RankSet, by_turns, four_are_slow, in_turn, largest_difference
+from tests.helpers.ranks import RankSet, alternate_pairs, alternate_rows, four_are_slow, largest_difference
 
 Ranks = tuple[int, RankSet]
-HERE = "tests.helpers.sync_ranks"
-WIDE = """
+RANK_MODULE = "tests.helpers.sync_ranks"
+WIDE_GPT = """
 model = { use = "gpt", args = { layers = 4, heads = 2, width = 64, context = 16, vocabulary = 128 } }
 data = { use = "synthetic", args = { samples = 256 } }
 """
 
 
-def wide(ranks: Ranks, strategy: str, train: str = "", *, steps: int = 5, accumulate: int = 1) -> str:
+def wide_config(ranks: Ranks, strategy: str, train: str = "", *, steps: int = 5, accumulate: int = 1) -> str:
     return f"""
-{WIDE}
+{WIDE_GPT}
 strategy = {strategy}
 devices.use = "cpu:{ranks[0]}"
 [train]
@@ -35,43 +35,41 @@ evaluate_every = 0
 
 
 @pytest.mark.parametrize(
-    ("ranks", "workload"), by_turns(["batch-norm", "gpt-tied", "scaled", "mlp"]), indirect=["ranks"]
+    ("ranks", "workload"), alternate_rows(["batch-norm", "gpt-tied", "scaled", "mlp"]), indirect=["ranks"]
 )
-def test_first_weights_are_a_single_devices_and_other_ranks_hold_none_of_their_own(
-    ranks: Ranks, workload: str
-) -> None:
+def test_initial_weights_match_one_device_and_are_sharded(ranks: Ranks, workload: str) -> None:
     first, *others = ranks[1].call(
-        f"{HERE}:first_weights", toml=configuration(workload, '{ use = "fsdp" }', ranks[0])
+        f"{RANK_MODULE}:first_weights", toml=configuration(workload, '{ use = "fsdp" }', ranks[0])
     )
     assert first == {"built": ["cpu"], "off": 0.0}
     assert all(other == {"built": ["meta"], "off": 0.0} for other in others)
 
 
-@pytest.mark.parametrize(("ranks", "workload"), by_turns(["hiding", "asking"]), indirect=["ranks"])
-def test_a_factory_that_needs_memory_gets_it(ranks: Ranks, workload: str) -> None:
+@pytest.mark.parametrize(("ranks", "workload"), alternate_rows(["hiding", "asking"]), indirect=["ranks"])
+def test_a_factory_that_needs_real_tensors_gets_them(ranks: Ranks, workload: str) -> None:
     first, *_ = ranks[1].call(
-        f"{HERE}:first_weights", toml=configuration(workload, '{ use = "fsdp" }', ranks[0])
+        f"{RANK_MODULE}:first_weights", toml=configuration(workload, '{ use = "fsdp" }', ranks[0])
     )
     assert first["off"] == 0
     weights = ranks[1].train(configuration(workload, '{ use = "fsdp" }', ranks[0]))
-    assert largest_difference(weights, of_one_device(workload)) <= 2e-6
+    assert largest_difference(weights, single_device_weights(workload)) <= 2e-6
 
 
 @pytest.mark.parametrize(
-    ("ranks", "options", "accumulate"), in_turn(["", "reshard = false"], [1, 2]), indirect=["ranks"]
+    ("ranks", "options", "accumulate"), alternate_pairs(["", "reshard = false"], [1, 2]), indirect=["ranks"]
 )
-def test_bytes_are_those_that_the_kernel_counts(ranks: Ranks, options: str, accumulate: int) -> None:
+def test_sent_bytes_match_the_kernel(ranks: Ranks, options: str, accumulate: int) -> None:
     strategy = f'{{ use = "fsdp"{", " if options else ""}{options} }}'
-    found = ranks[1].call(f"{HERE}:one_step", toml=wide(ranks, strategy, accumulate=accumulate))
+    found = ranks[1].call(f"{RANK_MODULE}:one_step", toml=wide_config(ranks, strategy, accumulate=accumulate))
     for rank in found:
         assert rank["written"] == pytest.approx(rank["told"], rel=0.02)
         assert rank["held_bytes"] == pytest.approx(rank["gradient_bytes"] / ranks[0], rel=0.02)
 
 
-def peaks(ranks: Ranks, strategy: str, folder: Path, train: str = "") -> list[events.DeviceMemory]:
+def peak_memory(ranks: Ranks, strategy: str, folder: Path, train: str = "") -> list[events.DeviceMemory]:
     """Each device's memory in the last step."""
     folder.mkdir()
-    ranks[1].train(wide(ranks, strategy, train, steps=3), events=str(folder), always=True)
+    ranks[1].train(wide_config(ranks, strategy, train, steps=3), events=str(folder), always=True)
     found = []
     for rank in range(ranks[0]):
         told = events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes())
@@ -79,60 +77,62 @@ def peaks(ranks: Ranks, strategy: str, folder: Path, train: str = "") -> list[ev
     return found
 
 
-def kinds(memory: events.DeviceMemory) -> dict[str, int]:
+def peak_by_kind(memory: events.DeviceMemory) -> dict[str, int]:
     assert memory.peak_by_kind is not None
     return memory.peak_by_kind
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [4], indirect=True, ids=["4-ranks"])
-def test_every_devices_peak_is_below_ddps(ranks: Ranks, tmp_path: Path) -> None:
-    whole = peaks(ranks, '{ use = "ddp" }', tmp_path / "ddp")
-    sliced = peaks(ranks, '{ use = "fsdp" }', tmp_path / "fsdp")
-    kept = peaks(ranks, '{ use = "fsdp", reshard = false }', tmp_path / "kept")
+def test_every_device_peaks_below_ddp(ranks: Ranks, tmp_path: Path) -> None:
+    whole = peak_memory(ranks, '{ use = "ddp" }', tmp_path / "ddp")
+    sliced = peak_memory(ranks, '{ use = "fsdp" }', tmp_path / "fsdp")
+    kept = peak_memory(ranks, '{ use = "fsdp", reshard = false }', tmp_path / "kept")
     for ddp, fsdp, no_reshard in zip(whole, sliced, kept, strict=True):
         assert fsdp.peak_bytes < 0.8 * ddp.peak_bytes
         assert fsdp.peak_bytes < no_reshard.peak_bytes
         for kind in ("parameters", "optimizer"):
-            assert kinds(fsdp)[kind] == pytest.approx(kinds(ddp)[kind] / ranks[0], rel=0.02)
-        assert sum(kinds(fsdp).values()) == fsdp.peak_bytes
+            assert peak_by_kind(fsdp)[kind] == pytest.approx(peak_by_kind(ddp)[kind] / ranks[0], rel=0.02)
+        assert sum(peak_by_kind(fsdp).values()) == fsdp.peak_bytes
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
-def test_gathered_weights_are_communication(ranks: Ranks, tmp_path: Path) -> None:
-    for memory in peaks(ranks, '{ use = "fsdp", reshard = false }', tmp_path / "kept"):
-        whole_bytes = kinds(memory)["parameters"] * ranks[0]
-        assert kinds(memory)["communication"] > 0.9 * whole_bytes
+def test_gathered_weights_count_as_communication(ranks: Ranks, tmp_path: Path) -> None:
+    for memory in peak_memory(ranks, '{ use = "fsdp", reshard = false }', tmp_path / "kept"):
+        whole_bytes = peak_by_kind(memory)["parameters"] * ranks[0]
+        assert peak_by_kind(memory)["communication"] > 0.9 * whole_bytes
 
 
 @four_are_slow
-def test_in_bf16_weights_travel_in_half_the_bytes_and_stay_fp32(ranks: Ranks) -> None:
+def test_bf16_halves_the_sent_bytes_and_keeps_fp32_weights(ranks: Ranks) -> None:
     found: list[dict[str, Any]] = ranks[1].call(
-        f"{HERE}:one_step", toml=wide(ranks, '{ use = "fsdp" }', 'precision = "bf16"')
+        f"{RANK_MODULE}:one_step", toml=wide_config(ranks, '{ use = "fsdp" }', 'precision = "bf16"')
     )
     for rank in found:
         assert rank["written"] == pytest.approx(rank["told"], rel=0.02)
         assert rank["held_bytes"] == pytest.approx(rank["gradient_bytes"] / ranks[0], rel=0.02)
 
 
-@pytest.mark.parametrize(("ranks", "workload"), by_turns(["gpt", "batch-norm"]), indirect=["ranks"])
-def test_in_bf16_weights_end_near_a_single_devices_in_bf16(ranks: Ranks, workload: str) -> None:
+@pytest.mark.parametrize(("ranks", "workload"), alternate_rows(["gpt", "batch-norm"]), indirect=["ranks"])
+def test_bf16_weights_match_one_device_in_bf16(ranks: Ranks, workload: str) -> None:
     strategy = '{ use = "fsdp", sync_batchnorm = true }'
     toml = configuration(workload, strategy, ranks[0], precision="bf16")
     weights = ranks[1].train(toml)
-    assert largest_difference(weights, of_one_device(workload, "bf16")) < 5e-4
-    assert largest_difference(weights, of_one_device(workload)) > 1e-6
+    assert largest_difference(weights, single_device_weights(workload, "bf16")) < 5e-4
+    assert largest_difference(weights, single_device_weights(workload)) > 1e-6
 
 
-def evaluation(folder: Path) -> events.Evaluation:
+def last_evaluation(folder: Path) -> events.Evaluation:
     told = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
     return [event for event in told if isinstance(event, events.Evaluation)][-1]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "strategy", "workload"), in_turn(["ddp", "fsdp"], ["mlp", "batch-norm"]), indirect=["ranks"]
+    ("ranks", "strategy", "workload"),
+    alternate_pairs(["ddp", "fsdp"], ["mlp", "batch-norm"]),
+    indirect=["ranks"],
 )
-def test_an_evaluation_that_does_not_divide_counts_every_sample_once(
+def test_an_uneven_evaluation_counts_every_sample_once(
     ranks: Ranks, tmp_path: Path, strategy: str, workload: str
 ) -> None:
     options = ", sync_batchnorm = true" if workload == "batch-norm" else ""
@@ -145,7 +145,7 @@ def test_an_evaluation_that_does_not_divide_counts_every_sample_once(
             train_once(request, rank=0, world_size=1)
         else:
             ranks[1].train(toml, events=str(folder))
-    one, many = evaluation(tmp_path / "one"), evaluation(tmp_path / "many")
+    one, many = last_evaluation(tmp_path / "one"), last_evaluation(tmp_path / "many")
     assert many.samples == one.samples and many.samples % 16
     assert many.loss == pytest.approx(one.loss, rel=1e-5)
     assert many.accuracy == one.accuracy

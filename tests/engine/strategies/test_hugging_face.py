@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rankdeck import events
-from tests.helpers.parity import BARS, MUST_DIFFER
+from tests.helpers.parity import MIN_DIFFERENCE, TOLERANCES
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference
 
@@ -36,11 +36,11 @@ RANKS = {
     "pipeline": '{ use = "pipeline", schedule = "1f1b", microbatches = 4 }',
     "tensor": '{ use = "tensor" }',
 }
-SYNCED = {
+SYNC_BATCH_NORM_STRATEGIES = {
     "ddp": '{ use = "ddp", sync_batchnorm = true }',
     "fsdp": '{ use = "fsdp", sync_batchnorm = true }',
 }
-LANGUAGE = ("gpt2", "llama", "bert", "t5")
+LANGUAGE_MODELS = ("gpt2", "llama", "bert", "t5")
 IN_CI = {
     ("gpt2", "ddp"),
     ("bert", "pipeline"),
@@ -69,20 +69,22 @@ optimizer = {{ use = "sgd", lr = 0.05 }}
 
 
 @cache
-def in_this_process(toml: str) -> dict[str, Tensor]:
+def train_in_process(toml: str) -> dict[str, Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "weights.safetensors"
         train_once({"toml": toml, "out": str(out)}, rank=0, world_size=1)
         return load_file(out)
 
 
-def of_one_device(model: str) -> dict[str, Tensor]:
-    return in_this_process(configuration(model, '{ use = "single" }', 1))
+def train_on_one_device(model: str) -> dict[str, Tensor]:
+    return train_in_process(configuration(model, '{ use = "single" }', 1))
 
 
 def _cases() -> list[object]:
-    cases = [(model, name) for model in LANGUAGE for name in RANKS if (model, name) != ("gpt2", "tensor")]
-    cases += [("resnet", name) for name in SYNCED]
+    cases = [
+        (model, name) for model in LANGUAGE_MODELS for name in RANKS if (model, name) != ("gpt2", "tensor")
+    ]
+    cases += [("resnet", name) for name in SYNC_BATCH_NORM_STRATEGIES]
     return [
         pytest.param(model, name, marks=() if (model, name) in IN_CI else pytest.mark.slow)
         for model, name in cases
@@ -91,56 +93,56 @@ def _cases() -> list[object]:
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize(("model", "strategy"), _cases())
-def test_ranks_end_where_one_device_does(ranks: tuple[int, RankSet], model: str, strategy: str) -> None:
-    options = SYNCED[strategy] if model == "resnet" else RANKS[strategy]
+def test_ranks_match_one_device(ranks: tuple[int, RankSet], model: str, strategy: str) -> None:
+    options = SYNC_BATCH_NORM_STRATEGIES[strategy] if model == "resnet" else RANKS[strategy]
     weights = ranks[1].train(configuration(model, options, 2))
-    assert largest_difference(weights, of_one_device(model)) <= BARS["fp32"]
+    assert largest_difference(weights, train_on_one_device(model)) <= TOLERANCES["fp32"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ONE_PROCESS)
-@pytest.mark.parametrize("model", LANGUAGE)
-def test_devices_of_one_process_end_where_one_device_does(model: str, strategy: str) -> None:
-    weights = in_this_process(configuration(model, ONE_PROCESS[strategy], 2))
-    assert largest_difference(weights, of_one_device(model)) <= BARS["fp32"]
+@pytest.mark.parametrize("model", LANGUAGE_MODELS)
+def test_devices_of_one_process_match_one_device(model: str, strategy: str) -> None:
+    weights = train_in_process(configuration(model, ONE_PROCESS[strategy], 2))
+    assert largest_difference(weights, train_on_one_device(model)) <= TOLERANCES["fp32"]
 
 
 @pytest.mark.slow
-def test_a_resnet_split_by_layers_ends_where_one_device_does() -> None:
-    weights = in_this_process(configuration("resnet", ONE_PROCESS["model"], 2))
-    assert largest_difference(weights, of_one_device("resnet")) <= BARS["fp32"]
+def test_a_resnet_split_by_layers_matches_one_device() -> None:
+    weights = train_in_process(configuration("resnet", ONE_PROCESS["model"], 2))
+    assert largest_difference(weights, train_on_one_device("resnet")) <= TOLERANCES["fp32"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize("strategy", ["ddp", "pipeline"])
-def test_a_resnet_whose_batch_norms_see_slices_trains_and_differs(
+def test_a_resnet_with_local_batch_norms_trains_and_differs(
     ranks: tuple[int, RankSet], strategy: str
 ) -> None:
     weights = ranks[1].train(configuration("resnet", RANKS[strategy], 2))
     assert all(bool(tensor.isfinite().all()) for tensor in weights.values() if tensor.is_floating_point())
-    assert largest_difference(weights, of_one_device("resnet")) > MUST_DIFFER
+    assert largest_difference(weights, train_on_one_device("resnet")) > MIN_DIFFERENCE
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize(
     ("model", "strategy"), [("gpt2", "ddp"), pytest.param("t5", "pipeline", marks=pytest.mark.slow)]
 )
-def test_without_gradient_sync_a_hugging_face_model_is_far_off(
+def test_a_hugging_face_model_without_gradient_sync_differs(
     ranks: tuple[int, RankSet], model: str, strategy: str
 ) -> None:
     weights = ranks[1].train(configuration(model, RANKS[strategy], 2), without_sync=True)
-    assert largest_difference(weights, of_one_device(model)) > MUST_DIFFER
+    assert largest_difference(weights, train_on_one_device(model)) > MIN_DIFFERENCE
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_t5_is_refused_by_what_cannot_hand_on_several_tensors(ranks: tuple[int, RankSet]) -> None:
+def test_t5_is_refused_by_zbv_for_several_tensors_at_a_cut(ranks: tuple[int, RankSet]) -> None:
     zbv = RANKS["pipeline"].replace("1f1b", "zbv")
     with pytest.raises(AssertionError, match=r"zbv splits backward in two, and \d tensors enter stage"):
         ranks[1].train(configuration("t5", zbv, 2))
 
 
-def told(folder: Path) -> tuple[list[float | None], list[str]]:
+def read_losses_and_problems(folder: Path) -> tuple[list[float | None], list[str]]:
     """Held-out losses and codes of problems."""
     found = list(events.decode_lines((folder / "rank-0.0.jsonl").read_bytes()))
     losses = [event.loss for event in found if isinstance(event, events.Evaluation)]
@@ -157,7 +159,7 @@ def told(folder: Path) -> tuple[list[float | None], list[str]]:
     ],
 )
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_a_loss_is_a_mean_over_what_its_graph_says_and_not_its_class(
+def test_the_mean_of_a_loss_is_read_from_its_graph(
     ranks: tuple[int, RankSet], tmp_path: Path, strategy: str, accumulate: int, args: str
 ) -> None:
     """A mixture of experts shifts its labels, and no name says so. The balance of its router is no mean: what
@@ -178,9 +180,9 @@ def test_a_loss_is_a_mean_over_what_its_graph_says_and_not_its_class(
     else:
         train_once({**request, "out": str(other / "weights")}, rank=0, world_size=1)
         weights = load_file(other / "weights")
-    (wanted, nothing), (found, problems) = told(one), told(other)
+    (wanted, nothing), (found, problems) = read_losses_and_problems(one), read_losses_and_problems(other)
     is_divisible = args == "{}"
-    assert (largest_difference(weights, load_file(one / "weights")) <= BARS["fp32"]) is is_divisible
+    assert (largest_difference(weights, load_file(one / "weights")) <= TOLERANCES["fp32"]) is is_divisible
     assert (found == pytest.approx(wanted, rel=1e-6)) is is_divisible
     assert (nothing, problems) == ([], [] if is_divisible else ["loss-differs"])
 
@@ -188,7 +190,7 @@ def test_a_loss_is_a_mean_over_what_its_graph_says_and_not_its_class(
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize(("model", "words"), [("gpt2", "fused Conv1D"), ("resnet", "Conv2d")])
-def test_what_tensor_cannot_split_is_refused_with_the_reason(
+def test_models_that_tensor_cannot_split_are_refused(
     ranks: tuple[int, RankSet], model: str, words: str
 ) -> None:
     with pytest.raises(AssertionError, match=words):

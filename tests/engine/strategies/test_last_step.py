@@ -18,17 +18,17 @@ from torch import Tensor
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import from_text
-from rankdeck.data.sampling import epoch_order
+from rankdeck.data.samplers import epoch_order
 from rankdeck.planner.candidates import Candidate, Target, TargetDevice
-from rankdeck.planner.pool import plan_lines_of
+from rankdeck.planner.pool import plan_candidates
 from rankdeck.training import workload as workloads
 from tests.helpers.own_data import smoothed
-from tests.helpers.parity import BARS, MUST_DIFFER, OWN_MODELS
+from tests.helpers.parity import MIN_DIFFERENCE, OWN_MODELS, TOLERANCES
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference
 
-OWN_DATA = OWN_MODELS.with_name("own_data.py")
-OWN_LOSS = f'loss = {{ use = "{OWN_DATA}:smoothed" }}\n'
+USER_DATA = OWN_MODELS.with_name("own_data.py")
+USER_LOSS = f'loss = {{ use = "{USER_DATA}:smoothed" }}\n'
 GPT = "heads = 4, width = 32, context = 16, vocabulary = 64"
 WORKLOADS = {
     "mlp": ('{ use = "mlp", args = { hidden = [32, 32, 32] } }', ""),
@@ -57,7 +57,7 @@ optimizer = {{ use = "sgd", lr = 0.05 }}
 
 
 @functools.cache
-def by_plain_torch(workload: str, samples: int, *, own_loss: bool = False) -> dict[str, Tensor]:
+def train_in_plain_torch(workload: str, samples: int, *, own_loss: bool = False) -> dict[str, Tensor]:
     """What torch makes of the same samples in the same order."""
     config = from_text(configuration(workload, samples, '{ use = "single" }', 1), folder=Path.cwd())
     load = workloads.load(config)
@@ -78,7 +78,7 @@ def by_plain_torch(workload: str, samples: int, *, own_loss: bool = False) -> di
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 
-def here(toml: str) -> dict[str, Tensor]:
+def train_in_process(toml: str) -> dict[str, Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "weights.safetensors"
         train_once({"toml": toml, "out": str(out)}, rank=0, world_size=1)
@@ -95,11 +95,14 @@ ONE_PROCESS = [
 
 
 @pytest.mark.parametrize(("strategy", "num_devices", "workload", "samples", "accumulate"), ONE_PROCESS)
-def test_one_process_keeps_what_is_left(
+def test_one_process_keeps_the_last_samples(
     strategy: str, num_devices: int, workload: str, samples: int, accumulate: int
 ) -> None:
     toml = configuration(workload, samples, f'{{ use = "{strategy}" }}', num_devices, accumulate)
-    assert largest_difference(here(toml), by_plain_torch(workload, samples)) <= BARS["fp32"]
+    assert (
+        largest_difference(train_in_process(toml), train_in_plain_torch(workload, samples))
+        <= TOLERANCES["fp32"]
+    )
 
 
 RANKS = [
@@ -132,53 +135,53 @@ RANKS = [
 @pytest.mark.parametrize(
     ("ranks", "workload", "samples", "accumulate", "strategy"), RANKS, indirect=["ranks"]
 )
-def test_ranks_keep_what_is_left(
+def test_ranks_keep_the_last_samples(
     ranks: tuple[int, RankSet], workload: str, samples: int, accumulate: int, strategy: str
 ) -> None:
     weights = ranks[1].train(configuration(workload, samples, strategy, ranks[0], accumulate))
-    assert largest_difference(weights, by_plain_torch(workload, samples)) <= BARS["fp32"]
+    assert largest_difference(weights, train_in_plain_torch(workload, samples)) <= TOLERANCES["fp32"]
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_a_loss_of_ones_own_never_sees_padding_and_dropping_ends_elsewhere(
+def test_a_user_loss_never_sees_padding(
     ranks: tuple[int, RankSet],
 ) -> None:
-    expected = by_plain_torch("mlp", 22, own_loss=True)
-    toml = OWN_LOSS + configuration("mlp", 22, '{ use = "pipeline" }', 2)
-    assert largest_difference(ranks[1].train(toml), expected) <= BARS["fp32"]
-    dropped = OWN_LOSS + configuration("mlp", 22, '{ use = "single" }', 1, last="drop")
-    assert largest_difference(here(dropped), expected) > MUST_DIFFER
+    expected = train_in_plain_torch("mlp", 22, own_loss=True)
+    toml = USER_LOSS + configuration("mlp", 22, '{ use = "pipeline" }', 2)
+    assert largest_difference(ranks[1].train(toml), expected) <= TOLERANCES["fp32"]
+    dropped = USER_LOSS + configuration("mlp", 22, '{ use = "single" }', 1, last="drop")
+    assert largest_difference(train_in_process(dropped), expected) > MIN_DIFFERENCE
 
 
-def own(model: str, samples: int, strategy: str, num_devices: int, *, gets: str = "still") -> str:
+def user_config(model: str, samples: int, strategy: str, num_devices: int, *, gets: str = "still") -> str:
     """A model and data of one's own."""
     toml = configuration("mlp", samples, strategy, num_devices)
     lines = toml.strip().splitlines()
-    args = f'use = "{OWN_DATA}:{gets}", args = {{ samples = {samples} }}, last = "keep"'
+    args = f'use = "{USER_DATA}:{gets}", args = {{ samples = {samples} }}, last = "keep"'
     lines[:2] = [f'model = {{ use = "{OWN_MODELS}:{model}" }}', f"data = {{ {args} }}"]
     loss = ['loss = { use = "model" }'] if gets == "labelled" else []
     return "\n".join([*lines[:2], *loss, *lines[2:]])
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_models_of_ones_own_keep_what_is_left(ranks: tuple[int, RankSet]) -> None:
+def test_user_models_keep_the_last_samples(ranks: tuple[int, RankSet]) -> None:
     """Traced stages have a fixed batch; a loss that the model computes is of the real samples alone."""
-    single = here(own("skipping", 19, '{ use = "single" }', 1))
+    single = train_in_process(user_config("skipping", 19, '{ use = "single" }', 1))
     for weights in (
-        here(own("skipping", 19, '{ use = "model" }', 2)),
-        ranks[1].train(own("skipping", 19, '{ use = "pipeline" }', 2)),
+        train_in_process(user_config("skipping", 19, '{ use = "model" }', 2)),
+        ranks[1].train(user_config("skipping", 19, '{ use = "pipeline" }', 2)),
     ):
-        assert largest_difference(weights, single) <= BARS["fp32"]
-    scored = here(own("scoring", 17, '{ use = "single" }', 1, gets="labelled"))
-    weights = ranks[1].train(own("scoring", 17, '{ use = "ddp" }', 2, gets="labelled"))
-    assert largest_difference(weights, scored) <= BARS["fp32"]
+        assert largest_difference(weights, single) <= TOLERANCES["fp32"]
+    scored = train_in_process(user_config("scoring", 17, '{ use = "single" }', 1, gets="labelled"))
+    weights = ranks[1].train(user_config("scoring", 17, '{ use = "ddp" }', 2, gets="labelled"))
+    assert largest_difference(weights, scored) <= TOLERANCES["fp32"]
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_batch_norms_keep_what_is_left_where_nothing_is_padded(ranks: tuple[int, RankSet]) -> None:
-    single = here(own("tiny_conv", 18, '{ use = "single" }', 1))
-    synced = ranks[1].train(own("tiny_conv", 18, '{ use = "ddp", sync_batchnorm = true }', 2))
-    assert largest_difference(synced, single) <= BARS["fp32"]
+def test_batch_norms_keep_the_last_samples_without_padding(ranks: tuple[int, RankSet]) -> None:
+    single = train_in_process(user_config("tiny_conv", 18, '{ use = "single" }', 1))
+    synced = ranks[1].train(user_config("tiny_conv", 18, '{ use = "ddp", sync_batchnorm = true }', 2))
+    assert largest_difference(synced, single) <= TOLERANCES["fp32"]
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
@@ -194,29 +197,29 @@ def test_batch_norms_keep_what_is_left_where_nothing_is_padded(ranks: tuple[int,
 def test_padding_under_batch_norm_is_refused_before_the_first_step(
     ranks: tuple[int, RankSet], samples: int, strategy: str, words: str
 ) -> None:
-    toml = own("tiny_conv", samples, f'{{ use = "{strategy}" }}', 2)
+    toml = user_config("tiny_conv", samples, f'{{ use = "{strategy}" }}', 2)
     with pytest.raises(AssertionError, match=words) as told:
         ranks[1].train(toml)
     assert "in check_last_step" in str(told.value)
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_padding_under_a_loss_of_the_models_own_is_refused(ranks: tuple[int, RankSet]) -> None:
+def test_padding_with_a_loss_in_the_model_is_refused(ranks: tuple[int, RankSet]) -> None:
     with pytest.raises(AssertionError, match="would count the padding"):
-        ranks[1].train(own("scoring", 22, '{ use = "pipeline" }', 2, gets="labelled"))
+        ranks[1].train(user_config("scoring", 22, '{ use = "pipeline" }', 2, gets="labelled"))
 
 
-def test_a_plan_refuses_what_a_run_would() -> None:
-    config = from_text(own("tiny_conv", 18, '{ use = "dp" }', 4), folder=Path.cwd())
+def test_a_plan_refuses_the_same_configs_as_a_run() -> None:
+    config = from_text(user_config("tiny_conv", 18, '{ use = "dp" }', 4), folder=Path.cwd())
     devices = Target("rehearsal", (TargetDevice(None, None),) * 4, like_cuda=False)
     short = {"train.epochs": None, "train.steps": 1}  # which ends before the epoch does
     candidates = [Candidate("dp"), Candidate("single"), Candidate("dp", changes=short)]
-    for line in plan_lines_of(config, candidates, devices):
+    for line in plan_candidates(config, candidates, devices):
         is_refused = line.strategy == "dp" and not line.changes
         assert line.verdict == ("cannot" if is_refused else "fits")
         assert ("a single one of them" in (line.reason or "")) == is_refused
 
 
-def test_an_epoch_that_is_shorter_than_a_step_is_refused() -> None:
+def test_an_epoch_shorter_than_a_step_is_refused() -> None:
     with pytest.raises(ConfigError, match="more samples than the training data has: 15"):
-        here(configuration("mlp", 15, '{ use = "single" }', 1))
+        train_in_process(configuration("mlp", 15, '{ use = "single" }', 1))

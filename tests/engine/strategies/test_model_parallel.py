@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from rankdeck import events
-from tests.helpers.parity import BARS
+from tests.helpers.parity import TOLERANCES
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import largest_difference
 
@@ -25,7 +25,7 @@ optimizer = {{ use = "sgd", lr = 0.1 }}
 """
 
 
-def test_a_traced_model_counts_each_held_out_sample_once(tmp_path: Path) -> None:
+def test_a_traced_model_counts_each_heldout_sample_once(tmp_path: Path) -> None:
     """The last of the held-out batches is smaller than the batch that the stages were traced for."""
     weights, held_out = [], []
     for strategy, num_devices in (("single", 1), ("model", 2)):
@@ -40,4 +40,4 @@ def test_a_traced_model_counts_each_held_out_sample_once(tmp_path: Path) -> None
     assert single.samples % 16, "no short batch: the test says nothing"
     assert model.loss == pytest.approx(single.loss, rel=1e-12)
     assert (model.accuracy, model.samples) == (single.accuracy, single.samples)
-    assert largest_difference(*weights) <= BARS["fp64"]
+    assert largest_difference(*weights) <= TOLERANCES["fp64"]

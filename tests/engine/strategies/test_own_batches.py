@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rankdeck.parallel.pipelining.cutting import find_chain
-from tests.helpers.parity import BARS
+from tests.helpers.parity import TOLERANCES
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference
 
-_OWN = """
+_USER_CODE = """
 from collections import UserDict
 from typing import NamedTuple
 import torch
@@ -107,8 +107,8 @@ STRATEGIES = {
 _IN_ONE_PROCESS = ("dp", "model")
 
 
-def toml_of(folder: Path, data: str, strategy: str, num_devices: int) -> str:
-    (folder / "own.py").write_text(_OWN)
+def make_toml(folder: Path, data: str, strategy: str, num_devices: int) -> str:
+    (folder / "own.py").write_text(_USER_CODE)
     return f"""
 model = {{ use = "{folder}/own.py:model" }}
 data = {{ use = "{folder}/own.py:{data}" }}
@@ -124,9 +124,11 @@ optimizer = {{ use = "sgd", lr = 0.1 }}
 """
 
 
-def trained_here(folder: Path, data: str, strategy: str, num_devices: int) -> dict[str, Tensor]:
+def train_in_process(folder: Path, data: str, strategy: str, num_devices: int) -> dict[str, Tensor]:
     out = folder / "weights.safetensors"
-    train_once({"toml": toml_of(folder, data, strategy, num_devices), "out": str(out)}, rank=0, world_size=1)
+    train_once(
+        {"toml": make_toml(folder, data, strategy, num_devices), "out": str(out)}, rank=0, world_size=1
+    )
     return load_file(out)
 
 
@@ -135,22 +137,22 @@ def trained_here(folder: Path, data: str, strategy: str, num_devices: int) -> di
     ("strategy", "data"),
     [(strategy, "named") for strategy in STRATEGIES] + [("model", "whole"), ("ddp", "encoded")],
 )
-def test_a_batch_of_an_own_class_trains_as_on_one_device(
+def test_a_batch_of_a_user_class_matches_one_device(
     ranks: tuple[int, RankSet], tmp_path: Path, strategy: str, data: str
 ) -> None:
-    of_one = trained_here(tmp_path, data, '"single"', 1)
+    of_one = train_in_process(tmp_path, data, '"single"', 1)
     if strategy in _IN_ONE_PROCESS:
-        weights = trained_here(tmp_path, data, STRATEGIES[strategy], 2)
+        weights = train_in_process(tmp_path, data, STRATEGIES[strategy], 2)
     else:
-        weights = ranks[1].train(toml_of(tmp_path, data, STRATEGIES[strategy], 2))
+        weights = ranks[1].train(make_toml(tmp_path, data, STRATEGIES[strategy], 2))
     if strategy == "pipeline-async":  # its weights are late by design: that it trains is the claim
         assert weights.keys() == of_one.keys()
     else:
-        assert largest_difference(weights, of_one) <= BARS["fp64"]
+        assert largest_difference(weights, of_one) <= TOLERANCES["fp64"]
 
 
-def test_a_model_whose_blocks_return_named_tuples_is_cut_before_each(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(_OWN)
+def test_blocks_that_return_named_tuples_can_be_cut(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(_USER_CODE)
     own = runpy.run_path(str(tmp_path / "own.py"))
     chain = find_chain(own["Named"](), torch.randn(4, 8), 4)
-    assert chain.takes_any_batch and chain.names == [*(f"blocks.{index}" for index in range(4)), "leave"]
+    assert chain.accepts_any_batch and chain.names == [*(f"blocks.{index}" for index in range(4)), "leave"]

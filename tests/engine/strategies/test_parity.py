@@ -16,10 +16,10 @@ from torch import Tensor
 from rankdeck.parallel.collectives import replicate
 from tests.helpers import parity
 from tests.helpers.rank_main import train_once
-from tests.helpers.ranks import RankSet, in_turn, largest_difference
+from tests.helpers.ranks import RankSet, alternate_pairs, largest_difference
 
-BARS = {"fp32": 2e-6, "fp64": 1e-10}
-MUST_DIFFER = 1e-4
+TOLERANCES = {"fp32": 2e-6, "fp64": 1e-10}
+MIN_DIFFERENCE = 1e-4
 
 GPT = "heads = 2, width = 32, context = 16, vocabulary = 64"
 WORKLOADS = {
@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @functools.cache
-def in_this_process(toml: str, folder: Path) -> dict[str, Tensor]:
+def train_in_process(toml: str, folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     out = folder / f"{abs(hash(toml))}.safetensors"
@@ -76,35 +76,43 @@ def in_this_process(toml: str, folder: Path) -> dict[str, Tensor]:
     return load_file(out)
 
 
-def reference(workload: str, precision: str, accumulate: int, folder: Path) -> dict[str, Tensor]:
-    return in_this_process(configuration(workload, "single", 1, precision, accumulate), folder)
+def train_reference(workload: str, precision: str, accumulate: int, folder: Path) -> dict[str, Tensor]:
+    return train_in_process(configuration(workload, "single", 1, precision, accumulate), folder)
 
 
-def way(workload: str, strategy: str) -> tuple[int, str]:
+def accumulate_and_precision(workload: str, strategy: str) -> tuple[int, str]:
     """(parts that are accumulated, precision): every strategy meets all four, every number of devices too."""
     index = list(WORKLOADS).index(workload) + 2 * (strategy in ("ddp", "dp"))
     return ((1, "fp32"), (2, "fp64"), (1, "fp64"), (2, "fp32"))[index % 4]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "strategy", "workload"), in_turn(["ddp", "ddp-small-buckets"], WORKLOADS), indirect=["ranks"]
+    ("ranks", "strategy", "workload"),
+    alternate_pairs(["ddp", "ddp-small-buckets"], WORKLOADS),
+    indirect=["ranks"],
 )
 def test_ddp_ranks_match_one_device(
     ranks: tuple[int, RankSet], folder: Path, strategy: str, workload: str
 ) -> None:
     num_ranks, rank_set = ranks
-    accumulate, precision = way(workload, strategy)
+    accumulate, precision = accumulate_and_precision(workload, strategy)
     weights = rank_set.train(configuration(workload, strategy, num_ranks, precision, accumulate))
-    assert largest_difference(weights, reference(workload, precision, accumulate, folder)) <= BARS[precision]
+    assert (
+        largest_difference(weights, train_reference(workload, precision, accumulate, folder))
+        <= TOLERANCES[precision]
+    )
 
 
 @pytest.mark.parametrize(
-    ("num_devices", "strategy", "workload"), in_turn(["dp", "dp-parallel-loss"], WORKLOADS)
+    ("num_devices", "strategy", "workload"), alternate_pairs(["dp", "dp-parallel-loss"], WORKLOADS)
 )
 def test_dp_devices_match_one_device(folder: Path, num_devices: int, strategy: str, workload: str) -> None:
-    accumulate, precision = way(workload, strategy)
-    weights = in_this_process(configuration(workload, strategy, num_devices, precision, accumulate), folder)
-    assert largest_difference(weights, reference(workload, precision, accumulate, folder)) <= BARS[precision]
+    accumulate, precision = accumulate_and_precision(workload, strategy)
+    weights = train_in_process(configuration(workload, strategy, num_devices, precision, accumulate), folder)
+    assert (
+        largest_difference(weights, train_reference(workload, precision, accumulate, folder))
+        <= TOLERANCES[precision]
+    )
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
@@ -117,12 +125,10 @@ def test_dp_devices_match_one_device(folder: Path, num_devices: int, strategy: s
         pytest.param("gpt-tied", marks=pytest.mark.slow),
     ],
 )
-def test_ddp_without_gradient_sync_is_far_off(
-    ranks: tuple[int, RankSet], folder: Path, workload: str
-) -> None:
+def test_ddp_without_gradient_sync_differs(ranks: tuple[int, RankSet], folder: Path, workload: str) -> None:
     num_ranks, rank_set = ranks
     weights = rank_set.train(configuration(workload, "ddp", num_ranks, "fp32", 1), without_sync=True)
-    assert largest_difference(weights, reference(workload, "fp32", 1, folder)) > MUST_DIFFER
+    assert largest_difference(weights, train_reference(workload, "fp32", 1, folder)) > MIN_DIFFERENCE
 
 
 @pytest.mark.parametrize(
@@ -133,12 +139,12 @@ def test_ddp_without_gradient_sync_is_far_off(
         for left, workload in enumerate(WORKLOADS)
     ],
 )
-def test_dp_without_the_other_devices_gradients_is_far_off(
+def test_dp_without_gradients_of_other_devices_differs(
     folder: Path, tmp_path: Path, strategy: str, workload: str
 ) -> None:
     with mock.patch.object(replicate, "reduce_to_first", lambda grads, devices: list(grads[0])):
-        weights = in_this_process.__wrapped__(configuration(workload, strategy, 4, "fp32", 1), tmp_path)
-    assert largest_difference(weights, reference(workload, "fp32", 1, folder)) > MUST_DIFFER
+        weights = train_in_process.__wrapped__(configuration(workload, strategy, 4, "fp32", 1), tmp_path)
+    assert largest_difference(weights, train_reference(workload, "fp32", 1, folder)) > MIN_DIFFERENCE
 
 
 @pytest.mark.parametrize("strategy", ["dp", "dp-parallel-loss"])
@@ -147,19 +153,19 @@ def test_dp_without_the_other_devices_gradients_is_far_off(
     # A deep ResNet on tiny pictures blows rounding up a million times: only fp64 can tell.
     [("batch-norm", "fp32"), pytest.param("resnet", "fp64", marks=pytest.mark.slow)],
 )
-def test_dp_with_batch_norms_equals_one_device_that_takes_the_same_slices(
+def test_dp_with_batch_norms_matches_one_device_on_slices(
     strategy: str, workload: str, precision: str, folder: Path
 ) -> None:
     """Running statistics apart, which are those of replica 0, as torch keeps them."""
     toml = parity.configuration(workload, STRATEGIES[strategy], 2, precision=precision)
-    weights = without_statistics(in_this_process(toml, folder))
-    sliced = without_statistics(parity.of_one_device(workload, precision, accumulate=2))
-    whole = without_statistics(parity.of_one_device(workload, precision))
-    assert largest_difference(weights, sliced) <= BARS[precision]
-    assert largest_difference(weights, whole) > MUST_DIFFER
+    weights = drop_running_stats(train_in_process(toml, folder))
+    sliced = drop_running_stats(parity.single_device_weights(workload, precision, accumulate=2))
+    whole = drop_running_stats(parity.single_device_weights(workload, precision))
+    assert largest_difference(weights, sliced) <= TOLERANCES[precision]
+    assert largest_difference(weights, whole) > MIN_DIFFERENCE
 
 
-def without_statistics(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def drop_running_stats(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {
         name: tensor
         for name, tensor in weights.items()

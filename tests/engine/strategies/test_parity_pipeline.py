@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rankdeck import events
-from rankdeck.config.microbatches import stages_per_device
-from tests.helpers.parity import BARS, MUST_DIFFER, configuration, of_one_device
+from rankdeck.config.microbatches import STAGES_PER_DEVICE
+from tests.helpers.parity import MIN_DIFFERENCE, TOLERANCES, configuration, single_device_weights
 from tests.helpers.rank_main import train_once
-from tests.helpers.ranks import RankSet, by_turns, four_are_slow, in_turn, largest_difference
+from tests.helpers.ranks import RankSet, alternate_pairs, alternate_rows, four_are_slow, largest_difference
 
-SCHEDULES = list(stages_per_device)
-FIRST_NORMS = ("0.0.1.running", "first.running", "layers.0.1.running")
+SCHEDULES = list(STAGES_PER_DEVICE)
+FIRST_RUNNING_STATS = ("0.0.1.running", "first.running", "layers.0.1.running")
 WORKLOADS = {"gpt-tied": 1, "gpt-masked": 2, "mlp-deep": 1}  # and the parts that are accumulated
 
 
@@ -31,13 +31,13 @@ def pipeline(schedule: str, microbatches: int, more: str = "") -> str:
     return f'{{ use = "pipeline", schedule = "{schedule}", microbatches = {microbatches}{more} }}'
 
 
-def deep_enough(workload: str, schedule: str, num_ranks: int) -> str:
+def deepen(workload: str, schedule: str, num_ranks: int) -> str:
     """The workload, with units for so many stages."""
-    is_shallow = workload.startswith("gpt") and num_ranks * stages_per_device[schedule] > 4
+    is_shallow = workload.startswith("gpt") and num_ranks * STAGES_PER_DEVICE[schedule] > 4
     return workload.replace("gpt", "gpt-deep") if is_shallow else workload
 
 
-def distance(
+def difference_from_one_device(
     ranks: tuple[int, RankSet],
     workload: str,
     schedule: str,
@@ -52,38 +52,43 @@ def distance(
 ) -> float:
     """How far the run's weights end from one device's, which accumulates `as_if` parts."""
     num_ranks, rank_set = ranks
-    workload = deep_enough(workload, schedule, num_ranks)
+    workload = deepen(workload, schedule, num_ranks)
     least = 2 * num_ranks if schedule == "dualpipev" else num_ranks
     strategy = pipeline(schedule, microbatches or least, more)
     toml = configuration(
         workload, strategy, num_ranks, precision=precision, accumulate=accumulate, train=train
     )
     weights = rank_set.train(toml, without_sync=without_sync)
-    return largest_difference(weights, of_one_device(workload, precision, as_if or accumulate, train=train))
+    return largest_difference(
+        weights, single_device_weights(workload, precision, as_if or accumulate, train=train)
+    )
 
 
 @pytest.mark.parametrize(
-    ("ranks", "schedule", "workload"), in_turn(SCHEDULES, WORKLOADS, every=3), indirect=["ranks"]
+    ("ranks", "schedule", "workload"), alternate_pairs(SCHEDULES, WORKLOADS, every=3), indirect=["ranks"]
 )
-def test_every_schedule_ends_where_one_device_does(
-    ranks: tuple[int, RankSet], schedule: str, workload: str
-) -> None:
-    assert distance(ranks, workload, schedule, accumulate=WORKLOADS[workload]) <= BARS["fp32"]
+def test_every_schedule_matches_one_device(ranks: tuple[int, RankSet], schedule: str, workload: str) -> None:
+    assert (
+        difference_from_one_device(ranks, workload, schedule, accumulate=WORKLOADS[workload])
+        <= TOLERANCES["fp32"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("ranks", "schedule"), by_turns(["1f1b", "1f1b-by-hand", "interleaved-zero-bubble"]), indirect=["ranks"]
+    ("ranks", "schedule"),
+    alternate_rows(["1f1b", "1f1b-by-hand", "interleaved-zero-bubble"]),
+    indirect=["ranks"],
 )
-def test_fp64_leaves_no_doubt(ranks: tuple[int, RankSet], schedule: str) -> None:
-    assert distance(ranks, "gpt-tied", schedule, precision="fp64") <= BARS["fp64"]
+def test_fp64_matches_one_device(ranks: tuple[int, RankSet], schedule: str) -> None:
+    assert difference_from_one_device(ranks, "gpt-tied", schedule, precision="fp64") <= TOLERANCES["fp64"]
 
 
 @pytest.mark.parametrize(
     ("ranks", "workload", "accumulate", "parts_per_rank"),
-    by_turns([("gpt-tied", 1, 1), ("gpt-masked", 2, 1), ("gpt-tied", 1, 2)]),
+    alternate_rows([("gpt-tied", 1, 1), ("gpt-masked", 2, 1), ("gpt-tied", 1, 2)]),
     indirect=["ranks"],
 )
-def test_1f1b_by_hand_is_torchs_to_the_last_bit(
+def test_1f1b_by_hand_equals_torch_bitwise(
     ranks: tuple[int, RankSet], tmp_path: Path, workload: str, accumulate: int, parts_per_rank: int
 ) -> None:
     """Losses, norms of all gradients, an evaluation, and weights after three steps."""
@@ -95,13 +100,13 @@ def test_1f1b_by_hand_is_torchs_to_the_last_bit(
             workload, pipeline(schedule, num_ranks * parts_per_rank), num_ranks, accumulate=accumulate
         )
         weights[schedule] = rank_set.train(toml, events=str(folder))
-        reported[schedule] = [bits_of(folder, rank) for rank in range(num_ranks)]
+        reported[schedule] = [read_reports(folder, rank) for rank in range(num_ranks)]
     assert largest_difference(weights["1f1b"], weights["1f1b-by-hand"]) == 0.0
     assert reported["1f1b"] == reported["1f1b-by-hand"]
 
 
 @four_are_slow
-def test_other_microbatches_are_not_the_same_to_the_last_bit(ranks: tuple[int, RankSet]) -> None:
+def test_other_microbatches_are_not_bitwise_equal(ranks: tuple[int, RankSet]) -> None:
     num_ranks, rank_set = ranks
     one, other = (
         rank_set.train(configuration("gpt-tied", pipeline("1f1b-by-hand", microbatches), num_ranks))
@@ -110,7 +115,7 @@ def test_other_microbatches_are_not_the_same_to_the_last_bit(ranks: tuple[int, R
     assert largest_difference(one, other) > 0.0
 
 
-def bits_of(folder: Path, rank: int) -> dict[str, list[object]]:
+def read_reports(folder: Path, rank: int) -> dict[str, list[object]]:
     """What a rank reported of its steps, its evaluations, the bytes that it sent and how its pipeline ran."""
     found: dict[str, list[object]] = defaultdict(list)
     for event in events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes()):
@@ -127,10 +132,13 @@ def bits_of(folder: Path, rank: int) -> dict[str, list[object]]:
     return found
 
 
-def test_what_goes_around_a_cut_takes_its_gradient_along() -> None:
+def test_values_that_bypass_a_cut_get_their_gradients() -> None:
     """Cut before the middle, its residual arrives there too; so does what flows back."""
     toml = configuration("residual_once", '{ use = "model", cuts = ["middle"] }', 2)
-    assert largest_difference(in_this_process(toml), of_one_device("residual_once")) <= BARS["fp32"]
+    assert (
+        largest_difference(train_in_process(toml), single_device_weights("residual_once"))
+        <= TOLERANCES["fp32"]
+    )
 
 
 def with_adamw(toml: str) -> str:
@@ -139,8 +147,8 @@ def with_adamw(toml: str) -> str:
 
 
 @cache
-def of_one_device_with_adamw(workload: str) -> dict[str, Tensor]:
-    return in_this_process(with_adamw(configuration(workload, precision="fp64")))
+def train_on_one_device_with_adamw(workload: str) -> dict[str, Tensor]:
+    return train_in_process(with_adamw(configuration(workload, precision="fp64")))
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
@@ -158,29 +166,31 @@ def of_one_device_with_adamw(workload: str) -> dict[str, Tensor]:
         ("frozen", "1f1b-by-hand"),
     ],
 )
-def test_what_is_used_past_a_cut_or_has_no_gradient_is_as_on_one_device(
+def test_weights_used_across_cuts_or_unused_match_one_device(
     ranks: tuple[int, RankSet], workload: str, schedule: str
 ) -> None:
     toml = configuration(workload, pipeline(schedule, 2), 2, precision="fp64")
     weights = ranks[1].train(with_adamw(toml))
-    assert largest_difference(weights, of_one_device_with_adamw(workload)) <= BARS["fp64"]
+    assert largest_difference(weights, train_on_one_device_with_adamw(workload)) <= TOLERANCES["fp64"]
 
 
 @pytest.mark.parametrize(
     "workload",
     ["tied_by_function", "late_temperature", "gated_skip", "counting", "old_spectral_norm", "frozen"],
 )
-def test_layers_on_several_devices_use_what_one_does(workload: str) -> None:
+def test_layers_on_several_devices_match_one_device(workload: str) -> None:
     toml = configuration(workload, '{ use = "model" }', 2, precision="fp64")
     assert (
-        largest_difference(in_this_process(with_adamw(toml)), of_one_device_with_adamw(workload))
-        <= BARS["fp64"]
+        largest_difference(train_in_process(with_adamw(toml)), train_on_one_device_with_adamw(workload))
+        <= TOLERANCES["fp64"]
     )
 
 
-@pytest.mark.parametrize(("ranks", "schedule"), by_turns(["1f1b", "1f1b-by-hand", "zbv"]), indirect=["ranks"])
-def test_a_stage_without_its_gradients_ends_far_off(ranks: tuple[int, RankSet], schedule: str) -> None:
-    assert distance(ranks, "gpt", schedule, without_sync=True) > MUST_DIFFER
+@pytest.mark.parametrize(
+    ("ranks", "schedule"), alternate_rows(["1f1b", "1f1b-by-hand", "zbv"]), indirect=["ranks"]
+)
+def test_a_stage_without_its_gradients_differs(ranks: tuple[int, RankSet], schedule: str) -> None:
+    assert difference_from_one_device(ranks, "gpt", schedule, without_sync=True) > MIN_DIFFERENCE
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
@@ -189,19 +199,19 @@ def test_a_stage_without_its_gradients_ends_far_off(ranks: tuple[int, RankSet], 
     # A deep ResNet on tiny pictures blows rounding up a million times: only fp64 can tell.
     [("batch-norm", "fp32"), pytest.param("resnet", "fp64", marks=pytest.mark.slow)],
 )
-def test_batch_norms_divide_as_on_one_device_that_takes_the_same_microbatches(
+def test_batch_norms_match_one_device_with_equal_microbatches(
     ranks: tuple[int, RankSet], workload: str, precision: str
 ) -> None:
     toml = configuration(workload, pipeline("1f1b", 4), 2, precision=precision)
-    weights = without_running_figures(ranks[1].train(toml))
+    weights = drop_running_stats(ranks[1].train(toml))
     in_turn, at_once = (
-        without_running_figures(of_one_device(workload, precision, parts)) for parts in (4, 1)
+        drop_running_stats(single_device_weights(workload, precision, parts)) for parts in (4, 1)
     )
-    assert largest_difference(weights, in_turn) <= BARS[precision]
-    assert largest_difference(weights, at_once) > MUST_DIFFER
+    assert largest_difference(weights, in_turn) <= TOLERANCES[precision]
+    assert largest_difference(weights, at_once) > MIN_DIFFERENCE
 
 
-def without_running_figures(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def drop_running_stats(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {
         name: tensor
         for name, tensor in weights.items()
@@ -219,49 +229,52 @@ def without_running_figures(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         ("batch-norm", "gpipe", "activation_checkpointing = true"),
     ],
 )
-def test_running_figures_of_batch_norms_are_those_of_the_whole_batch(
+def test_running_stats_are_those_of_the_full_batch(
     ranks: tuple[int, RankSet], workload: str, schedule: str, train: str
 ) -> None:
     """Of each of two accumulated parts. Without a step the first norm sees what it sees on one device; later
     ones see what microbatches made of it."""
     settings: dict[str, Any] = {"precision": "fp64", "accumulate": 2, "lr": 1e-12, "train": train}
     found = ranks[1].train(configuration(workload, pipeline(schedule, 4), 2, **settings))
-    whole = of_one_device(workload, **settings)
-    in_turn = of_one_device(workload, **{**settings, "accumulate": 8})
-    first = [name for name in whole if name.startswith(FIRST_NORMS)]
+    whole = single_device_weights(workload, **settings)
+    in_turn = single_device_weights(workload, **{**settings, "accumulate": 8})
+    first = [name for name in whole if name.startswith(FIRST_RUNNING_STATS)]
     for of, names in (("counts", [n for n in whole if "num_batches" in n]), ("first", first)):
         own, wanted, other = ({n: weights[n] for n in names} for weights in (found, whole, in_turn))
-        assert largest_difference(own, wanted) <= (0.0 if of == "counts" else BARS["fp64"])
-        assert largest_difference(own, other) > MUST_DIFFER
+        assert largest_difference(own, wanted) <= (0.0 if of == "counts" else TOLERANCES["fp64"])
+        assert largest_difference(own, other) > MIN_DIFFERENCE
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize("balance", ["time", "activations"])
-def test_another_balance_ends_in_the_same_place(ranks: tuple[int, RankSet], balance: str) -> None:
-    assert distance(ranks, "gpt", "gpipe", more=f', balance = "{balance}"') <= BARS["fp32"]
+def test_another_balance_gives_the_same_weights(ranks: tuple[int, RankSet], balance: str) -> None:
+    assert (
+        difference_from_one_device(ranks, "gpt", "gpipe", more=f', balance = "{balance}"')
+        <= TOLERANCES["fp32"]
+    )
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_given_cuts_and_checkpointed_blocks_end_in_the_same_place(ranks: tuple[int, RankSet]) -> None:
-    far = distance(
+def test_given_cuts_and_checkpointing_give_the_same_weights(ranks: tuple[int, RankSet]) -> None:
+    far = difference_from_one_device(
         ranks,
         "gpt",
         "1f1b",
         more=', cuts = ["blocks.1"]',
         train="activation_checkpointing = true",
     )
-    assert far <= BARS["fp32"]
+    assert far <= TOLERANCES["fp32"]
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-@pytest.mark.parametrize(("precision", "bar"), [("fp32", BARS["fp32"]), ("bf16", 1e-3)])
-def test_a_model_that_does_not_tell_its_units_is_cut_in_any_precision(
+@pytest.mark.parametrize(("precision", "bar"), [("fp32", TOLERANCES["fp32"]), ("bf16", 1e-3)])
+def test_a_model_without_units_is_cut_in_any_precision(
     ranks: tuple[int, RankSet], precision: str, bar: float
 ) -> None:
-    assert distance(ranks, "row", "1f1b", precision=precision) <= bar
+    assert difference_from_one_device(ranks, "row", "1f1b", precision=precision) <= bar
 
 
-def evaluation(folder: Path) -> events.Evaluation:
+def last_evaluation(folder: Path) -> events.Evaluation:
     """What rank 0 told of the held-out samples last."""
     found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
     return [event for event in found if isinstance(event, events.Evaluation)][-1]
@@ -286,7 +299,7 @@ def evaluation(folder: Path) -> events.Evaluation:
         ),
     ],
 )
-def test_held_out_samples_count_once_whatever_the_stages(
+def test_heldout_samples_count_once_with_any_stages(
     ranks: tuple[int, RankSet], tmp_path: Path, schedule: str, workload: str
 ) -> None:
     """The last batch of the digits is not full; padded batches are of different lengths, in training too."""
@@ -296,14 +309,14 @@ def test_held_out_samples_count_once_whatever_the_stages(
     out = str(tmp_path / "weights.safetensors")
     train_once({"toml": configuration(workload), "out": out, "events": str(single)}, rank=0, world_size=1)
     weights = ranks[1].train(configuration(workload, pipeline(schedule, 4), 2), events=str(own))
-    assert largest_difference(weights, load_file(out)) <= BARS["fp32"]
-    wanted, found = evaluation(single), evaluation(own)
+    assert largest_difference(weights, load_file(out)) <= TOLERANCES["fp32"]
+    wanted, found = last_evaluation(single), last_evaluation(own)
     assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
     assert (found.accuracy, found.samples) == (pytest.approx(wanted.accuracy), wanted.samples)
 
 
 @cache
-def in_this_process(toml: str) -> dict[str, Tensor]:
+def train_in_process(toml: str) -> dict[str, Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "weights.safetensors"
         train_once({"toml": toml, "out": str(out)}, rank=0, world_size=1)
@@ -313,25 +326,25 @@ def in_this_process(toml: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("num_devices", "workload", "accumulate"),
     [
-        *by_turns([("gpt", 2), ("mlp", 1), ("gpt-masked", 2), ("gpt-tied", 1), ("batch-norm", 2)]),
+        *alternate_rows([("gpt", 2), ("mlp", 1), ("gpt-masked", 2), ("gpt-tied", 1), ("batch-norm", 2)]),
         *(pytest.param(num_devices, "resnet", 1, marks=pytest.mark.slow) for num_devices in (2, 4)),
     ],
 )
-def test_a_layer_split_is_one_device_to_the_last_bit(
-    num_devices: int, workload: str, accumulate: int
-) -> None:
+def test_a_layer_split_equals_one_device_bitwise(num_devices: int, workload: str, accumulate: int) -> None:
     if workload == "mlp" and num_devices == 4:
         workload = "mlp-deep"
     toml = configuration(workload, '{ use = "model" }', num_devices, accumulate=accumulate)
-    assert largest_difference(in_this_process(toml), of_one_device(workload, "fp32", accumulate)) == 0.0
+    assert (
+        largest_difference(train_in_process(toml), single_device_weights(workload, "fp32", accumulate)) == 0.0
+    )
 
 
-def test_a_layer_split_in_fp64_is_one_device_too() -> None:
+def test_a_layer_split_in_fp64_matches_one_device() -> None:
     toml = configuration("gpt-tied", '{ use = "model" }', 3, precision="fp64")
-    assert largest_difference(in_this_process(toml), of_one_device("gpt-tied", "fp64")) == 0.0
+    assert largest_difference(train_in_process(toml), single_device_weights("gpt-tied", "fp64")) == 0.0
 
 
-def test_a_layer_split_whose_tied_weight_forgets_one_end_is_far_off(
+def test_a_layer_split_that_unties_a_weight_differs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from rankdeck.strategies.model_parallel import ModelParallel
@@ -345,5 +358,5 @@ def test_a_layer_split_whose_tied_weight_forgets_one_end_is_far_off(
         ),
     )
     toml = configuration("gpt-tied", '{ use = "model" }', 2)
-    weights = in_this_process.__wrapped__(toml)
-    assert largest_difference(weights, of_one_device("gpt-tied")) > MUST_DIFFER
+    weights = train_in_process.__wrapped__(toml)
+    assert largest_difference(weights, single_device_weights("gpt-tied")) > MIN_DIFFERENCE

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rankdeck import events
 from tests.helpers.delayed_weights import train_delayed
-from tests.helpers.parity import BARS, MUST_DIFFER, WORKLOADS
+from tests.helpers.parity import MIN_DIFFERENCE, TOLERANCES, WORKLOADS
 from tests.helpers.rank_main import train_once
-from tests.helpers.ranks import RankSet, by_turns, in_turn, largest_difference
+from tests.helpers.ranks import RankSet, alternate_pairs, alternate_rows, largest_difference
 
 
 def configuration(workload: str, mode: str, num_devices: int, train: str = "") -> str:
@@ -35,12 +35,12 @@ schedule = {{ use = "cosine", warmup = 3 }}
 
 
 @cache
-def by_hand(toml: str, num_stages: int, late_by: int = 0) -> dict[str, Tensor]:
-    return train_delayed(toml, num_stages, late_by=late_by)[0]
+def train_with_delays(toml: str, num_stages: int, delay: int = 0) -> dict[str, Tensor]:
+    return train_delayed(toml, num_stages, late_by=delay)[0]
 
 
 @cache
-def by_single(toml: str) -> dict[str, Tensor]:
+def train_on_one_device(toml: str) -> dict[str, Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "weights.safetensors"
         train_once({"toml": toml, "out": str(out)}, rank=0, world_size=1)
@@ -49,39 +49,41 @@ def by_single(toml: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("ranks", "mode", "workload"),
-    in_turn(["stash", "2bw"], ["gpt", "gpt-masked", "mlp-deep", "padded"], every=3),
+    alternate_pairs(["stash", "2bw"], ["gpt", "gpt-masked", "mlp-deep", "padded"], every=3),
     indirect=["ranks"],
 )
-def test_it_is_its_delays_to_the_last_bit(ranks: tuple[int, RankSet], mode: str, workload: str) -> None:
+def test_async_training_equals_its_delays_bitwise(
+    ranks: tuple[int, RankSet], mode: str, workload: str
+) -> None:
     num_ranks, rank_set = ranks
     toml = configuration(workload, mode, num_ranks)
     weights = rank_set.train(toml)
-    assert largest_difference(weights, by_hand(toml, num_ranks)) == 0.0
-    assert largest_difference(weights, by_hand(toml, num_ranks, late_by=1)) > MUST_DIFFER
+    assert largest_difference(weights, train_with_delays(toml, num_ranks)) == 0.0
+    assert largest_difference(weights, train_with_delays(toml, num_ranks, delay=1)) > MIN_DIFFERENCE
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_checkpointed_blocks_recompute_on_the_weights_of_their_forward(ranks: tuple[int, RankSet]) -> None:
+def test_checkpointed_blocks_recompute_with_their_forward_weights(ranks: tuple[int, RankSet]) -> None:
     toml = configuration("gpt", "stash", 2)
     checkpointed = configuration("gpt", "stash", 2, "activation_checkpointing = true")
-    assert largest_difference(ranks[1].train(checkpointed), by_hand(toml, 2)) == 0.0
+    assert largest_difference(ranks[1].train(checkpointed), train_with_delays(toml, 2)) == 0.0
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_fp64_is_exact_too(ranks: tuple[int, RankSet]) -> None:
+def test_fp64_equals_its_delays_bitwise(ranks: tuple[int, RankSet]) -> None:
     toml = configuration("gpt", "stash", 2, 'precision = "fp64"')
-    assert largest_difference(ranks[1].train(toml), by_hand(toml, 2)) == 0.0
+    assert largest_difference(ranks[1].train(toml), train_with_delays(toml, 2)) == 0.0
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_a_pipe_drained_after_every_update_is_one_device(ranks: tuple[int, RankSet]) -> None:
+def test_a_pipeline_drained_each_update_matches_one_device(ranks: tuple[int, RankSet]) -> None:
     toml = configuration("mlp-deep", "stash", 2).replace("evaluate_every = 6", "evaluate_every = 1")
     single = toml.replace('"pipeline-async", mode = "stash"', '"single"').replace("cpu:2", "cpu:1")
-    assert largest_difference(ranks[1].train(toml), by_single(single)) <= BARS["fp32"]
+    assert largest_difference(ranks[1].train(toml), train_on_one_device(single)) <= TOLERANCES["fp32"]
 
 
-@pytest.mark.parametrize(("ranks", "mode"), by_turns(["2bw", "stash"]), indirect=["ranks"])
-def test_versions_and_staleness_are_those_of_the_papers(
+@pytest.mark.parametrize(("ranks", "mode"), alternate_rows(["2bw", "stash"]), indirect=["ranks"])
+def test_versions_and_staleness_match_the_papers(
     ranks: tuple[int, RankSet], tmp_path: Path, mode: str
 ) -> None:
     num_ranks, rank_set = ranks
@@ -98,7 +100,7 @@ def test_versions_and_staleness_are_those_of_the_papers(
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_a_weight_tied_across_stages_is_refused_with_the_reason(ranks: tuple[int, RankSet]) -> None:
+def test_a_weight_tied_across_stages_is_refused(ranks: tuple[int, RankSet]) -> None:
     toml = configuration("tied_blocks", "stash", 2).replace('"stash"', '"stash", cuts = ["1.1.0"]')
     with pytest.raises(AssertionError, match="its copies would drift"):
         ranks[1].train(toml)

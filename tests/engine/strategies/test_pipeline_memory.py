@@ -11,7 +11,7 @@ from rankdeck import events
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet
 
-WIDE = """
+WIDE_GPT = """
 model.use = "gpt"
 model.args = {{ layers = 6, heads = 2, width = 64, context = 32, vocabulary = 128 }}
 data = {{ use = "synthetic", args = {{ samples = 64 }} }}
@@ -19,10 +19,10 @@ strategy = {strategy}
 devices = {{ use = "cpu:{num_devices}" }}
 train = {{ steps = {steps}, global_batch = 32, evaluate_every = 0 }}
 """
-FOLLOWED = [1, 2, 5]
+TRACKED_STEPS = [1, 2, 5]
 
 
-def memory_of(folder: Path, rank: int) -> events.DeviceMemory:
+def read_memory(folder: Path, rank: int) -> events.DeviceMemory:
     """The device of a rank in its last followed step."""
     found = events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes())
     last = [event for event in found if isinstance(event, events.Memory)][-1]
@@ -31,17 +31,17 @@ def memory_of(folder: Path, rank: int) -> events.DeviceMemory:
 
 def train(ranks: tuple[int, RankSet], folder: Path, strategy: str, steps: int = 3, **request: object) -> None:
     folder.mkdir()
-    toml = WIDE.format(strategy=strategy, num_devices=ranks[0], steps=steps)
+    toml = WIDE_GPT.format(strategy=strategy, num_devices=ranks[0], steps=steps)
     ranks[1].train(toml, events=str(folder), **request)
 
 
-def kind(memory: events.DeviceMemory, name: str) -> int:
+def peak_of_kind(memory: events.DeviceMemory, name: str) -> int:
     assert memory.peak_by_kind is not None
     assert sum(memory.peak_by_kind.values()) == memory.peak_bytes > 0
     return memory.peak_by_kind[name]
 
 
-def live(memory: events.DeviceMemory, name: str) -> int:
+def live_of_kind(memory: events.DeviceMemory, name: str) -> int:
     assert memory.live_by_kind is not None
     return memory.live_by_kind[name]
 
@@ -57,10 +57,12 @@ def test_1f1b_needs_less_than_gpipe_on_the_early_stages(
         train(ranks, tmp_path / schedule, strategy, steps=2, always=True)
     last = ranks[0] - 1
     for rank in range(last):
-        gpipe, better = (memory_of(tmp_path / schedule, rank) for schedule in ("gpipe", in_turn))
+        gpipe, better = (read_memory(tmp_path / schedule, rank) for schedule in ("gpipe", in_turn))
         assert better.peak_bytes < 0.8 * gpipe.peak_bytes
         in_flight = (last - rank + 1) / 16
-        assert kind(better, "activations") == pytest.approx(in_flight * kind(gpipe, "activations"), rel=0.3)
+        assert peak_of_kind(better, "activations") == pytest.approx(
+            in_flight * peak_of_kind(gpipe, "activations"), rel=0.3
+        )
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
@@ -78,23 +80,25 @@ def test_a_late_sample_equals_an_always_on_ledger(
     ranks: tuple[int, RankSet], tmp_path: Path, strategy: str
 ) -> None:
     train(ranks, tmp_path / "always", strategy, steps=5, always=True)
-    train(ranks, tmp_path / "late", strategy, steps=5, follow=FOLLOWED)
+    train(ranks, tmp_path / "late", strategy, steps=5, follow=TRACKED_STEPS)
     for rank in range(2):
-        always, late = (memory_of(tmp_path / name, rank) for name in ("always", "late"))
+        always, late = (read_memory(tmp_path / name, rank) for name in ("always", "late"))
         assert late.live_by_kind == always.live_by_kind
         assert late.peak_by_kind == always.peak_by_kind
 
 
 @pytest.mark.parametrize("ranks", [4], indirect=True)
-def test_an_asynchronous_stage_pays_for_its_versions(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
+def test_an_async_stage_holds_its_weight_versions(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
     train(ranks, tmp_path / "sync", '{ use = "pipeline", cuts = [2, 4, 6] }', steps=2, always=True)
     train(ranks, tmp_path / "async", '{ use = "pipeline-async", cuts = [2, 4, 6] }', steps=6, always=True)
     for rank in range(4):
-        one, several = (live(memory_of(tmp_path / name, rank), "parameters") for name in ("sync", "async"))
+        one, several = (
+            live_of_kind(read_memory(tmp_path / name, rank), "parameters") for name in ("sync", "async")
+        )
         assert several == (4 - rank) * one
 
 
-def test_a_layer_split_holds_each_layer_once(tmp_path: Path) -> None:
+def test_a_layer_split_holds_each_layer_on_one_device(tmp_path: Path) -> None:
     devices = {}
     for name, strategy, num_devices in (
         ("single", '{ use = "single" }', 1),
@@ -102,7 +106,7 @@ def test_a_layer_split_holds_each_layer_once(tmp_path: Path) -> None:
     ):
         folder = tmp_path / name
         folder.mkdir()
-        toml = WIDE.format(strategy=strategy, num_devices=num_devices, steps=3)
+        toml = WIDE_GPT.format(strategy=strategy, num_devices=num_devices, steps=3)
         train_once(
             {"toml": toml, "out": str(folder / "weights"), "events": str(folder), "always": True},
             rank=0,
@@ -112,12 +116,12 @@ def test_a_layer_split_holds_each_layer_once(tmp_path: Path) -> None:
         devices[name] = [event for event in found if isinstance(event, events.Memory)][-1].devices
     (whole,) = devices["single"]
     for held in ("parameters", "gradients", "optimizer"):
-        assert sum(live(device, held) for device in devices["model"]) == live(whole, held)
+        assert sum(live_of_kind(device, held) for device in devices["model"]) == live_of_kind(whole, held)
     assert max(device.peak_bytes for device in devices["model"]) < 0.7 * whole.peak_bytes
 
 
-def test_a_layer_split_tells_what_crosses_its_cut_both_ways(tmp_path: Path) -> None:
-    toml = WIDE.format(strategy='{ use = "model" }', num_devices=2, steps=3)
+def test_a_layer_split_reports_transfers_in_both_directions(tmp_path: Path) -> None:
+    toml = WIDE_GPT.format(strategy='{ use = "model" }', num_devices=2, steps=3)
     train_once({"toml": toml, "out": str(tmp_path / "out"), "events": str(tmp_path)}, rank=0, world_size=1)
     found = events.decode_lines((tmp_path / "rank-0.0.jsonl").read_bytes())
     sent = [event.sent_bytes for event in found if isinstance(event, events.Comm)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdeck.telemetry.attribution import LONGEST, command_of
+from rankdeck.telemetry.attribution import MAX_COMMAND_LENGTH, format_command
 
 SECRET = "hunter2-with-more"
 
@@ -26,8 +26,8 @@ SECRET = "hunter2-with-more"
         "train.py AKIAABCDEFGHIJKLMNOP --lr 3",
     ],
 )
-def test_a_secret_is_not_shown_and_what_is_beside_it_is(command: str) -> None:
-    told = command_of(command.split(" "))
+def test_secrets_in_options_are_masked(command: str) -> None:
+    told = format_command(command.split(" "))
     assert "***" in told and told.endswith("--lr 3") and "train.py" in told
     for secret in (SECRET, "abcdefghijklmnop", "AKIA"):
         assert secret not in told
@@ -43,8 +43,8 @@ def test_a_secret_is_not_shown_and_what_is_beside_it_is(command: str) -> None:
         ["x", "--password", f"-{SECRET}"],
     ],
 )
-def test_a_secret_within_an_argument_is_not_shown(arguments: list[str]) -> None:
-    assert SECRET not in command_of(arguments) and "***" in command_of(arguments)
+def test_secrets_within_arguments_are_masked(arguments: list[str]) -> None:
+    assert SECRET not in format_command(arguments) and "***" in format_command(arguments)
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_a_secret_within_an_argument_is_not_shown(arguments: list[str]) -> None:
         "python -m http.server --bind 0.0.0.0 https://host/path?page=2",
     ],
 )
-def test_what_is_no_secret_stands(command: str) -> None:
-    assert command_of(command.split(" ")) == command
+def test_ordinary_options_are_not_masked(command: str) -> None:
+    assert format_command(command.split(" ")) == command
 
 
-def test_a_command_is_one_line_of_a_bounded_length() -> None:
-    told = command_of(["python", "-c", "a\nb\x1b[2J", "\udcd0", "x" * 1000])
-    assert told.isprintable() and len(told) == LONGEST and told.encode()
+def test_a_command_is_one_line_of_limited_length() -> None:
+    told = format_command(["python", "-c", "a\nb\x1b[2J", "\udcd0", "x" * 1000])
+    assert told.isprintable() and len(told) == MAX_COMMAND_LENGTH and told.encode()

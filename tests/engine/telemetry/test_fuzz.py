@@ -14,12 +14,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rankdeck.telemetry.readings import METRICS, AnyLine, DevicesLine, NoticeLine, ProcessesLine, SampleLine
+from rankdeck.telemetry.readings import (
+    METRICS,
+    AnySamplerLine,
+    DevicesLine,
+    NoticeLine,
+    ProcessesLine,
+    SampleLine,
+)
 from tests.engine.telemetry.conftest import MakeGpus
 from tests.helpers.fuzzed_nvml import FuzzedSampler
 from tests.helpers.nvmlsim import GIB, KINDS, MIB, NOT_SUPPORTED, SimulatedGpus
 
-NUM_GPUS, TICKS, MOST_BYTES = 4, 12, 1 << 20
+NUM_GPUS, TICKS, MAX_BYTES = 4, 12, 1 << 20
 HEALTHY = (0, 3)
 SEEDS = st.integers(0, 2**64 - 1)
 CODES = st.one_of(st.integers(1, 30), st.just(999), st.integers(-(2**31), 2**31 - 1).filter(lambda n: n > 0))
@@ -65,7 +72,7 @@ def fuzzed(gpus: SimulatedGpus) -> Iterator[FuzzedSampler]:
         yield sampler
 
 
-def put(gpus: SimulatedGpus, faults: Faults) -> None:
+def apply_faults(gpus: SimulatedGpus, faults: Faults) -> None:
     state = gpus.state
     state.fuzz = faults.library
     for index, seed in enumerate(faults.seeds, 1):
@@ -79,7 +86,7 @@ def put(gpus: SimulatedGpus, faults: Faults) -> None:
         gpus.put_processes(index, (os.getpid(), GIB))
 
 
-def check(gpus: SimulatedGpus, lines: list[AnyLine]) -> None:
+def check_lines(gpus: SimulatedGpus, lines: list[AnySamplerLine]) -> None:
     (listed,) = (line for line in lines if isinstance(line, DevicesLine))
     assert sorted({device.index for device in listed.devices}) == list(range(NUM_GPUS))
     uuids = [device.uuid for device in listed.devices]
@@ -90,7 +97,7 @@ def check(gpus: SimulatedGpus, lines: list[AnyLine]) -> None:
     for entry in samples:
         for name, reading in entry.readings.items():
             if reading.state == "value":
-                most = totals[entry.uuid] if name == "used_bytes" else METRICS[name].most
+                most = totals[entry.uuid] if name == "used_bytes" else METRICS[name].maximum
                 assert reading.value is not None and 0 <= reading.value <= most, (name, reading)
     for index in HEALTHY:
         (device,) = (device for device in listed.devices if device.uuid == gpus.uuid(index))
@@ -102,9 +109,9 @@ def check(gpus: SimulatedGpus, lines: list[AnyLine]) -> None:
         assert not [line for line in lines if isinstance(line, NoticeLine) and line.uuid == device.uuid]
 
 
-def claim(gpus: SimulatedGpus, sampler: FuzzedSampler, faults: Faults) -> None:
-    put(gpus, faults)
-    check(gpus, sampler.run(TICKS))
+def run_example(gpus: SimulatedGpus, sampler: FuzzedSampler, faults: Faults) -> None:
+    apply_faults(gpus, faults)
+    check_lines(gpus, sampler.run(TICKS))
 
 
 @settings(BOUNDED, max_examples=150)
@@ -118,16 +125,16 @@ def claim(gpus: SimulatedGpus, sampler: FuzzedSampler, faults: Faults) -> None:
 @example(Faults(uuid=b""))
 @example(Faults(uuid=b"GPU-51000000-0000-4000-8000-000000000000"))
 @given(FAULTS)
-def test_a_gpu_that_answers_anything_takes_nothing_from_the_others(
+def test_faulty_gpus_do_not_affect_the_others(
     gpus: SimulatedGpus, fuzzed: FuzzedSampler, faults: Faults
 ) -> None:
-    claim(gpus, fuzzed, faults)
+    run_example(gpus, fuzzed, faults)
 
 
 @pytest.mark.slow
 @settings(BOUNDED, max_examples=3_000, derandomize=False, print_blob=True)
 @given(FAULTS)
-def test_a_gpu_that_answers_anything_takes_nothing_from_the_others_thousands_of_times(
+def test_faulty_gpus_do_not_affect_the_others_in_thousands_of_cases(
     gpus: SimulatedGpus, fuzzed: FuzzedSampler, faults: Faults
 ) -> None:
-    claim(gpus, fuzzed, faults)
+    run_example(gpus, fuzzed, faults)

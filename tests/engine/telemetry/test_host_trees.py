@@ -32,8 +32,8 @@ def parent() -> Iterator[int]:
         yield process.pid
 
 
-def test_a_child_counts_only_where_trees_are_asked_for(parent: int) -> None:
-    with_children, alone = HostProvider([parent], trees=True), HostProvider([parent])
+def test_children_count_only_when_included(parent: int) -> None:
+    with_children, alone = HostProvider([parent], include_children=True), HostProvider([parent])
 
     def busy(provider: HostProvider) -> float:
         reading = provider.read(virtual_uuid(0), ("utilisation",)).get("utilisation")
@@ -42,5 +42,5 @@ def test_a_child_counts_only_where_trees_are_asked_for(parent: int) -> None:
     for provider in (with_children, alone):
         provider.probe()
         busy(provider)
-    wait_until(lambda: busy(with_children) > 0.1, every_s=0.2, what="a busy child")
+    wait_until(lambda: busy(with_children) > 0.1, interval_s=0.2, what="a busy child")
     assert busy(alone) < 0.1

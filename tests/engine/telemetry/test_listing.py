@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.engine.telemetry.conftest import MakeGpus
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.nvmlsim import (
     ABORT,
     CRASH,
@@ -30,16 +30,16 @@ from tests.helpers.nvmlsim import (
 )
 
 
-def listed(gpus: SimulatedGpus) -> Any:
-    return rankdeck_here("devices", "--json", env=gpus.as_installed, code=0).json
+def list_devices(gpus: SimulatedGpus) -> Any:
+    return rankdeck_in_process("devices", "--json", env=gpus.driver_environment, exit_code=0).json
 
 
 @pytest.mark.parametrize("num_gpus", [1, 8, 16])
-def test_every_gpu_is_listed_with_what_the_driver_tells(make_gpus: MakeGpus, num_gpus: int) -> None:
+def test_every_gpu_is_listed_with_its_readings(make_gpus: MakeGpus, num_gpus: int) -> None:
     gpus = make_gpus(num_gpus)
     last = gpus.device(num_gpus - 1)
     last.used, last.utilisation, last.power_mw, last.celsius = 5 * GIB, 77, 412_300, 61
-    rows = listed(gpus)
+    rows = list_devices(gpus)
     assert [(row["index"], row["uuid"]) for row in rows] == [(i, gpus.uuid(i)) for i in range(num_gpus)]
     row = rows[-1]
     assert (row["name"], row["kind"], row["state"]) == ("NVIDIA H100 80GB HBM3", "gpu", "ok")
@@ -48,11 +48,11 @@ def test_every_gpu_is_listed_with_what_the_driver_tells(make_gpus: MakeGpus, num
     assert row["processes"] == [] and not row["simulated"] and 0 <= row["age_s"] < 5
 
 
-def test_what_the_driver_refuses_is_null_and_never_zero(gpus: SimulatedGpus) -> None:
+def test_refused_readings_are_null(gpus: SimulatedGpus) -> None:
     for kind in ("UTILISATION", "TEMPERATURE", "COMPUTE"):
         gpus.fail(0, kind, NOT_SUPPORTED)
     gpus.fail(0, "POWER", UNKNOWN)
-    first, second = listed(gpus)
+    first, second = list_devices(gpus)
     assert [first[key] for key in ("utilisation", "temperature_c", "power_w", "fan")] == [None] * 4
     assert first["states"] == {
         "utilisation": "unsupported",
@@ -65,20 +65,20 @@ def test_what_the_driver_refuses_is_null_and_never_zero(gpus: SimulatedGpus) -> 
     assert first["used_bytes"] == 4 * MIB and second["utilisation"] == 0.0
 
 
-def test_an_old_driver_is_asked_in_its_own_way(old_library: Path, tmp_path: Path) -> None:
+def test_old_drivers_are_supported(old_library: Path, tmp_path: Path) -> None:
     gpus = SimulatedGpus(tmp_path, 1, old_library)
     gpus.put_processes(0, (os.getpid(), GIB))
     gpus.device(0).throttle = 0x4
-    (row,) = listed(gpus)
+    (row,) = list_devices(gpus)
     # Its one memory reading counts the driver's reserve as used.
     assert (row["used_bytes"], row["driver_bytes"], row["throttle"]) == (612 * MIB, None, 4)
     assert [process["pid"] for process in row["processes"]] == [os.getpid()]
 
 
-def test_the_first_form_of_a_list_of_processes_is_read(first_library: Path, tmp_path: Path) -> None:
+def test_the_first_version_of_process_lists_is_read(first_library: Path, tmp_path: Path) -> None:
     gpus = SimulatedGpus(tmp_path, 1, first_library)
     gpus.put_processes(0, (os.getpid(), GIB), (999_999_999, 2 * GIB), (999_999_998, UNKNOWN_BYTES))
-    (row,) = listed(gpus)
+    (row,) = list_devices(gpus)
     assert [(process["pid"], process["used_bytes"]) for process in row["processes"]] == [
         (os.getpid(), GIB),
         (999_999_998, None),
@@ -86,10 +86,10 @@ def test_the_first_form_of_a_list_of_processes_is_read(first_library: Path, tmp_
     ]
 
 
-def test_processes_come_with_name_bytes_and_kind(gpus: SimulatedGpus) -> None:
+def test_processes_have_name_bytes_and_kind(gpus: SimulatedGpus) -> None:
     gpus.put_processes(0, (os.getpid(), GIB), (999_999_999, UNKNOWN_BYTES))
     gpus.put_processes(1, (999_999_998, 2 * GIB), graphics=True)
-    first, second = listed(gpus)
+    first, second = list_devices(gpus)
     own, foreign = first["processes"]
     assert (own["pid"], own["used_bytes"], own["kind"], own["foreign"]) == (
         os.getpid(),
@@ -100,30 +100,30 @@ def test_processes_come_with_name_bytes_and_kind(gpus: SimulatedGpus) -> None:
     assert own["name"] and not own["foreign"]
     assert (foreign["name"], foreign["used_bytes"], foreign["foreign"]) == (None, None, True)
     assert [process["kind"] for process in second["processes"]] == ["graphics"]
-    shown = rankdeck_here("devices", env=gpus.as_installed, code=0).out
+    shown = rankdeck_in_process("devices", env=gpus.driver_environment, exit_code=0).out
     assert "other, outside this namespace: 2.0 GiB" in shown
 
 
-def test_a_process_that_computes_and_draws_is_listed_once_as_computing(gpus: SimulatedGpus) -> None:
+def test_a_compute_and_graphics_process_is_listed_once(gpus: SimulatedGpus) -> None:
     gpus.put_processes(0, (os.getpid(), GIB), (os.getpid(), GIB))
     gpus.device(0).processes[1].graphics = 1
-    (only,) = listed(gpus)[0]["processes"]
+    (only,) = list_devices(gpus)[0]["processes"]
     assert only["kind"] == "compute"
 
 
-def test_a_lost_gpu_is_lost_and_the_others_are_read(gpus: SimulatedGpus) -> None:
+def test_a_lost_gpu_does_not_affect_the_others(gpus: SimulatedGpus) -> None:
     gpus.fail(0, "ANY", GPU_IS_LOST)
-    first, second = listed(gpus)
+    first, second = list_devices(gpus)
     assert (first["index"], first["state"], first["used_bytes"]) == (0, "lost", None)
     assert (second["state"], second["used_bytes"]) == ("ok", 4 * MIB)
-    assert "lost since" in rankdeck_here("devices", env=gpus.as_installed, code=0).out
+    assert "lost since" in rankdeck_in_process("devices", env=gpus.driver_environment, exit_code=0).out
 
 
-def test_a_gpu_lost_between_two_calls_says_so(gpus: SimulatedGpus) -> None:
+def test_a_gpu_lost_between_calls_is_reported(gpus: SimulatedGpus) -> None:
     gpus.fail(1, "POWER", GPU_IS_LOST)
-    first, second = listed(gpus)
+    first, second = list_devices(gpus)
     assert (first["state"], second["state"], second["uuid"]) == ("ok", "lost", gpus.uuid(1))
-    done = rankdeck_here("devices", env=gpus.as_installed, code=0)
+    done = rankdeck_in_process("devices", env=gpus.driver_environment, exit_code=0)
     assert "GPU 1 (NVIDIA H100 80GB HBM3) is lost" in done.err
 
 
@@ -131,21 +131,21 @@ def test_a_gpu_lost_between_two_calls_says_so(gpus: SimulatedGpus) -> None:
     ("kind", "code", "signal"),
     [("MEMORY", CRASH, "SIGSEGV"), pytest.param("ECC", ABORT, "SIGABRT", marks=pytest.mark.slow)],
 )
-def test_a_gpu_that_crashes_the_library_is_left_out(
+def test_a_gpu_that_crashes_the_library_is_skipped(
     gpus: SimulatedGpus, kind: str, code: int, signal: str
 ) -> None:
     gpus.fail(0, kind, code)
-    done = rankdeck_here("devices", env=gpus.as_installed, code=0)
+    done = rankdeck_in_process("devices", env=gpus.driver_environment, exit_code=0)
     assert signal in done.err and "Traceback" not in done.err
-    first, second = listed(gpus)
+    first, second = list_devices(gpus)
     assert (first["state"], first["used_bytes"]) == ("lost", None)
     assert (second["state"], second["used_bytes"]) == ("ok", 4 * MIB)
 
 
 def test_mig_instances_are_listed_below_their_gpu(gpus: SimulatedGpus) -> None:
-    gpus.split(0, ("3g.40gb", 40 * GIB), ("1g.10gb", 10 * GIB))
+    gpus.split_into_mig(0, ("3g.40gb", 40 * GIB), ("1g.10gb", 10 * GIB))
     gpus.device(3).used = 6 * GIB
-    gpu, big, small, other = listed(gpus)
+    gpu, big, small, other = list_devices(gpus)
     assert (gpu["mig"], gpu["utilisation"], other["mig"]) == (True, None, False)
     assert [part["parent"] for part in (big, small, other)] == [gpu["uuid"], gpu["uuid"], None]
     assert (small["name"], small["total_bytes"], small["used_bytes"]) == (
@@ -156,48 +156,52 @@ def test_mig_instances_are_listed_below_their_gpu(gpus: SimulatedGpus) -> None:
     assert small["states"]["utilisation"] == "unsupported"
 
 
-def test_memory_that_is_the_hosts_is_no_zero(gpus: SimulatedGpus) -> None:
+def test_unified_memory_is_null(gpus: SimulatedGpus) -> None:
     gpus.fail(0, "MEMORY", NOT_SUPPORTED)
-    first = listed(gpus)[0]
+    first = list_devices(gpus)[0]
     assert (first["unified"], first["total_bytes"], first["used_bytes"]) == (True, None, None)
-    assert "the host's" in rankdeck_here("devices", env=gpus.as_installed, code=0).out
+    assert "the host's" in rankdeck_in_process("devices", env=gpus.driver_environment, exit_code=0).out
 
 
 @pytest.mark.parametrize(
     ("code", "name", "words"),
     [(VERSION_MISMATCH, "driver", "version mismatch"), (DRIVER_NOT_LOADED, "no-driver", "No NVIDIA driver")],
 )
-def test_a_driver_that_does_not_answer_is_told_in_words(
-    gpus: SimulatedGpus, code: int, name: str, words: str
-) -> None:
+def test_a_driver_error_is_reported(gpus: SimulatedGpus, code: int, name: str, words: str) -> None:
     gpus.state.init_error = code
-    done = rankdeck_here("devices", env=gpus.as_installed, code=3)
+    done = rankdeck_in_process("devices", env=gpus.driver_environment, exit_code=3)
     assert words.lower() in done.err.lower() and "Traceback" not in done.err
-    (problem,) = rankdeck_here("devices", "--json", env=gpus.as_installed, code=3).json["problems"]
+    (problem,) = rankdeck_in_process("devices", "--json", env=gpus.driver_environment, exit_code=3).json[
+        "problems"
+    ]
     assert problem["code"] == name and problem["advice"]
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has a driver")
-def test_without_a_driver_the_reason_is_plain() -> None:
-    done = rankdeck_here("devices", code=3)
+def test_a_missing_driver_is_reported() -> None:
+    done = rankdeck_in_process("devices", exit_code=3)
     assert done.out == "" and done.err.startswith("No NVIDIA driver found.")
-    (problem,) = rankdeck_here("devices", "--json", code=3).json["problems"]
+    (problem,) = rankdeck_in_process("devices", "--json", exit_code=3).json["problems"]
     assert problem["code"] == "no-driver" and problem["advice"]
 
 
-def test_a_named_library_is_called_simulated_everywhere(gpus: SimulatedGpus) -> None:
-    assert "simulated devices" in rankdeck_here("devices", env=gpus.as_named, code=0).err
-    rows = rankdeck_here("devices", "--json", env=gpus.as_named, code=0).json
+def test_gpus_of_a_named_library_are_simulated(gpus: SimulatedGpus) -> None:
+    assert (
+        "simulated devices" in rankdeck_in_process("devices", env=gpus.simulated_environment, exit_code=0).err
+    )
+    rows = rankdeck_in_process("devices", "--json", env=gpus.simulated_environment, exit_code=0).json
     assert [row["simulated"] for row in rows] == [True, True]
 
 
-def test_a_named_library_that_is_none_is_told_in_words(tmp_path: Path) -> None:
-    done = rankdeck_here("devices", env={"RANKDECK_NVML": str(tmp_path / "libnvidia-ml.so.1")}, code=3)
+def test_a_missing_named_library_is_reported(tmp_path: Path) -> None:
+    done = rankdeck_in_process(
+        "devices", env={"RANKDECK_NVML": str(tmp_path / "libnvidia-ml.so.1")}, exit_code=3
+    )
     assert "cannot be loaded" in done.err and "RANKDECK_NVML" in done.err
 
 
-def test_a_sampler_that_was_asked_once_ends_well(gpus: SimulatedGpus) -> None:
+def test_a_one_shot_sampler_exits_with_zero(gpus: SimulatedGpus) -> None:
     command = [sys.executable, "-P", "-m", "rankdeck.telemetry.sampler", "--once"]
     subprocess.run(
-        command, env={**os.environ, **gpus.as_installed}, check=True, timeout=60, capture_output=True
+        command, env={**os.environ, **gpus.driver_environment}, check=True, timeout=60, capture_output=True
     )

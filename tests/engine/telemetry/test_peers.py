@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.engine.telemetry.conftest import MakeGpus
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.cli import rankdeck_in_process
 from tests.helpers.nvmlsim import GIB, MIB, SimulatedGpus
 
 PEERS = os.environ.get("RANKDECK_PEERS", sys.executable)
@@ -53,19 +53,19 @@ def busy(make_gpus: MakeGpus) -> SimulatedGpus:
     return gpus
 
 
-def told_by(code: str, package: str, gpus: SimulatedGpus) -> list[Any]:
+def rows_of_tool(code: str, package: str, gpus: SimulatedGpus) -> list[Any]:
     has = subprocess.run([PEERS, "-c", f"import {package}"], capture_output=True, check=False)
     if has.returncode:
         pytest.skip(f"{package} is not installed")
-    env = {**os.environ, **gpus.as_installed}
+    env = {**os.environ, **gpus.driver_environment}
     done = subprocess.run([PEERS, "-c", code], env=env, capture_output=True, text=True, check=True)
     rows: list[Any] = json.loads(done.stdout)
     return rows
 
 
-def told_by_us(gpus: SimulatedGpus, unit: int) -> list[Any]:
+def rows_of_rankdeck(gpus: SimulatedGpus, unit: int) -> list[Any]:
     """The same columns, sizes in `unit` bytes."""
-    rows = rankdeck_here("devices", "--json", env=gpus.as_installed, code=0).json
+    rows = rankdeck_in_process("devices", "--json", env=gpus.driver_environment, exit_code=0).json
     return [
         [
             row["name"],
@@ -80,12 +80,12 @@ def told_by_us(gpus: SimulatedGpus, unit: int) -> list[Any]:
     ]
 
 
-def test_nvitop_tells_the_same(busy: SimulatedGpus) -> None:
-    theirs = told_by(NVITOP, "nvitop", busy)
+def test_nvitop_agrees(busy: SimulatedGpus) -> None:
+    theirs = rows_of_tool(NVITOP, "nvitop", busy)
     for row in theirs:
         row[4] /= 1000  # in milliwatts
-    assert told_by_us(busy, 1) == theirs
+    assert rows_of_rankdeck(busy, 1) == theirs
 
 
-def test_gpustat_tells_the_same(busy: SimulatedGpus) -> None:
-    assert told_by_us(busy, MIB) == told_by(GPUSTAT, "gpustat", busy)
+def test_gpustat_agrees(busy: SimulatedGpus) -> None:
+    assert rows_of_rankdeck(busy, MIB) == rows_of_tool(GPUSTAT, "gpustat", busy)

@@ -6,7 +6,7 @@ import pytest
 
 from rankdeck.telemetry.readings import (
     METRICS,
-    AnyLine,
+    AnySamplerLine,
     Device,
     DeviceProcesses,
     DeviceReadings,
@@ -18,7 +18,7 @@ from rankdeck.telemetry.readings import (
     SampleLine,
     decode,
     encode,
-    throttle_words,
+    throttle_reasons,
 )
 from rankdeck.telemetry.registry import DeviceRegistry
 
@@ -33,7 +33,7 @@ def sample(uuid: str, **readings: Reading) -> SampleLine:
     return SampleLine(t=10.0, devices=[DeviceReadings(uuid, readings)])
 
 
-def shown(*lines: AnyLine) -> DeviceRegistry:
+def registry_after(*lines: AnySamplerLine) -> DeviceRegistry:
     registry = DeviceRegistry()
     for line in lines:
         registry.feed(line, now_s=100.0)
@@ -49,19 +49,19 @@ def shown(*lines: AnyLine) -> DeviceRegistry:
         NoticeLine(t=1.0, code="xid", message="XID 79", uuid="GPU-0", xid=79),
     ],
 )
-def test_every_line_comes_back_as_it_was(line: AnyLine) -> None:
+def test_lines_survive_json(line: AnySamplerLine) -> None:
     data = encode(line)
     assert data.endswith(b"}\n") and data.count(b"\n") == 1
     assert decode(data) == line
 
 
-def test_lines_of_a_later_version_are_passed_over() -> None:
+def test_lines_of_later_versions_are_skipped() -> None:
     assert decode(b'{"kind":"hologram","t":1.0}') is None
     assert decode(b"Segmentation fault") is None
 
 
-def test_a_reading_turns_stale_by_itself_and_keeps_its_last_value() -> None:
-    registry = shown(
+def test_a_reading_becomes_stale_and_keeps_its_value() -> None:
+    registry = registry_after(
         DevicesLine(t=1.0, devices=[gpu(0)]), sample("GPU-0", used_bytes=Reading(5, unit="B", age_s=0.5))
     )
     fresh = registry.reading("GPU-0", "used_bytes", 100.25)
@@ -70,27 +70,31 @@ def test_a_reading_turns_stale_by_itself_and_keeps_its_last_value() -> None:
     assert (old.value, old.state, old.age_s) == (5, "stale", 3.5)
     (told,) = registry.gpus(103.0)
     assert (told.used_bytes, told.last_used_bytes, told.states["used_bytes"]) == (None, 5, "stale")
-    (kept,) = registry.gpus(103.0, keeps=True)
+    (kept,) = registry.gpus(103.0, keep_stale=True)
     assert kept.used_bytes == 5 and "used_bytes" not in kept.states
 
 
-def test_what_was_never_read_is_no_number() -> None:
-    registry = shown(DevicesLine(t=1.0, devices=[gpu(0)]), sample("GPU-0", fan=Reading(state="unsupported")))
+def test_unread_metrics_have_no_value() -> None:
+    registry = registry_after(
+        DevicesLine(t=1.0, devices=[gpu(0)]), sample("GPU-0", fan=Reading(state="unsupported"))
+    )
     assert registry.reading("GPU-0", "power_w", 100.0).value is None
     assert registry.reading("GPU-0", "fan", 900.0).state == "unsupported"
     assert registry.processes("GPU-0").processes is None
 
 
-def test_a_gpu_that_vanished_stays_as_lost_with_the_time() -> None:
-    registry = shown(DevicesLine(t=1.0, devices=[gpu(0), gpu(1)]), DevicesLine(t=7.0, devices=[gpu(1)]))
+def test_a_missing_gpu_is_lost_with_the_time() -> None:
+    registry = registry_after(
+        DevicesLine(t=1.0, devices=[gpu(0), gpu(1)]), DevicesLine(t=7.0, devices=[gpu(1)])
+    )
     assert [(device.uuid, device.lost_at) for device in registry.devices] == [("GPU-0", 7.0), ("GPU-1", None)]
     registry.feed(DevicesLine(t=9.0, devices=[gpu(0), gpu(1)]), 100.0)
     assert [device.lost_at for device in registry.devices] == [None, None]
 
 
-def test_a_lost_gpu_has_no_true_reading_and_its_instances_are_lost_with_it() -> None:
+def test_a_lost_gpu_has_stale_readings_and_lost_instances() -> None:
     part = Device(uuid="MIG-0", index=0, name="H100 MIG 1g.10gb", parent="GPU-0")
-    registry = shown(
+    registry = registry_after(
         DevicesLine(t=1.0, devices=[gpu(0, mig=True), gpu(1), part]),
         sample("GPU-0", used_bytes=Reading(5)),
         NoticeLine(t=2.0, code="lost", message="GPU 0 is lost.", uuid="GPU-0"),
@@ -104,29 +108,31 @@ def test_a_lost_gpu_has_no_true_reading_and_its_instances_are_lost_with_it() -> 
 
 def test_an_undone_mig_split_is_not_a_lost_gpu() -> None:
     part = Device(uuid="MIG-0", index=0, name="H100 MIG 1g.10gb", parent="GPU-0")
-    registry = shown(
+    registry = registry_after(
         DevicesLine(t=1.0, devices=[gpu(0, mig=True), part]), DevicesLine(t=2.0, devices=[gpu(0)])
     )
     assert [device.uuid for device in registry.devices] == ["GPU-0"]
 
 
-def test_the_peak_is_kept_since_the_start() -> None:
-    registry = shown(*(sample("GPU-0", used_bytes=Reading(value)) for value in (5, 9, 2)))
+def test_the_peak_is_tracked_since_the_start() -> None:
+    registry = registry_after(*(sample("GPU-0", used_bytes=Reading(value)) for value in (5, 9, 2)))
     assert registry.peak_bytes == {"GPU-0": 9}
 
 
-def test_no_reading_is_called_stale_between_two_of_its_own_turns() -> None:
+def test_readings_are_not_stale_before_three_periods() -> None:
     assert all(metric.stale_after_s >= 3 / metric.hz for metric in METRICS.values())
 
 
-def test_throttle_reasons_have_names_and_being_idle_is_none() -> None:
-    assert throttle_words(0x1) == []
-    assert throttle_words(0x4 | 0x20) == ["power limit", "thermal limit"]
+def test_throttle_reasons_have_names() -> None:
+    assert throttle_reasons(0x1) == []
+    assert throttle_reasons(0x4 | 0x20) == ["power limit", "thermal limit"]
 
 
-def test_a_listing_that_ran_out_of_patience_calls_memory_in_use_nobodys() -> None:
+def test_after_a_timeout_used_memory_is_unaccounted() -> None:
     """No run may take it unasked; in the window, which goes on looking, nothing is said of it yet."""
-    registry = shown(DevicesLine(t=1.0, devices=[gpu(0)]), sample("GPU-0", used_bytes=Reading(40 * GIB)))
-    (listed,), (seen,) = registry.gpus(100.0, keeps=True), registry.gpus(100.0)
-    assert listed.hidden_bytes == 40 * GIB and not listed.is_for_auto
-    assert seen.hidden_bytes is None
+    registry = registry_after(
+        DevicesLine(t=1.0, devices=[gpu(0)]), sample("GPU-0", used_bytes=Reading(40 * GIB))
+    )
+    (listed,), (seen,) = registry.gpus(100.0, keep_stale=True), registry.gpus(100.0)
+    assert listed.unaccounted_bytes == 40 * GIB and not listed.is_available
+    assert seen.unaccounted_bytes is None

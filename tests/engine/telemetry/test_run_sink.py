@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rankdeck import events
-from rankdeck.rundir import EventReader, RunDir, create
+from rankdeck.run_dir import EventReader, RunDir, create_run_dir
 from rankdeck.telemetry import sampler_process
 from rankdeck.telemetry.readings import Device, DevicesLine
 from rankdeck.telemetry.run_sink import RunSink
@@ -21,8 +21,8 @@ from tests.helpers.waiting import wait_until
 GPUS = [events.DeviceInfo(index, "H100", "gpu", f"GPU-{index}", 1) for index in range(2)]
 
 
-def test_a_gpu_of_the_run_that_is_not_there_any_more_is_lost(tmp_path: Path) -> None:
-    run = create(tmp_path, small_config(tmp_path), {"devices": msgspec.to_builtins(GPUS)})
+def test_a_missing_gpu_of_the_run_is_lost(tmp_path: Path) -> None:
+    run = create_run_dir(tmp_path, small_config(tmp_path), {"devices": msgspec.to_builtins(GPUS)})
     sink = RunSink(run.path, 0, [])
     there = [Device(uuid=f"GPU-{index}", index=index, name="H100", total_bytes=1) for index in (0, 5)]
     sink(DevicesLine(devices=there))
@@ -31,10 +31,10 @@ def test_a_gpu_of_the_run_that_is_not_there_any_more_is_lost(tmp_path: Path) -> 
     assert [(one.code, one.device) for one in notices] == [("lost", 1)]
 
 
-def test_a_sampler_that_starts_while_its_run_is_moved_waits_for_it(
+def test_a_sampler_waits_for_a_run_that_is_being_moved(
     tmp_path: Path,
 ) -> None:
-    run = create(tmp_path, small_config(tmp_path), {"devices": msgspec.to_builtins(GPUS)})
+    run = create_run_dir(tmp_path, small_config(tmp_path), {"devices": msgspec.to_builtins(GPUS)})
     moved = run.path.rename(tmp_path / "moved")
     leading = threading.Timer(0.1, run.path.symlink_to, [moved])
     leading.start()
@@ -42,38 +42,38 @@ def test_a_sampler_that_starts_while_its_run_is_moved_waits_for_it(
     leading.join()
 
 
-def test_only_a_sampler_that_ends_soon_is_waited_for_longer_each_time() -> None:
+def test_the_restart_pause_doubles_for_short_lived_samplers() -> None:
     sampler = SamplerProcess(["--no-such-option"], piped=False, first_pause_s=0.01)
     pauses_s = []
-    for lived_s in (0.0, 0.0, 2 * sampler_process.WELL_AFTER_S):
+    for lived_s in (0.0, 0.0, 2 * sampler_process.HEALTHY_AFTER_S):
         # A poll of one that lives might already hear of its end.
         wait_until(lambda: sampler.pid or sampler.poll() or sampler.pid, what="a sampler")
-        sampler._began_s -= lived_s
+        sampler._started_s -= lived_s
         wait_until(sampler.poll, what="word of its end")
         pauses_s.append(sampler._pause_s)
     sampler.stop()
     assert pauses_s == [0.02, 0.04, 0.02]
 
 
-def test_a_sampler_that_was_suspended_with_its_watcher_is_not_taken_for_one_that_hangs() -> None:
+def test_a_sampler_suspended_with_its_watcher_is_not_hanging() -> None:
     sampler = SamplerProcess(piped=True)
     try:
         begun = sampler.pid
         # As after a frozen cgroup: both have stood still, and the clock has not.
-        sampler._began_s -= 2 * sampler_process.HANGS_AFTER_S
-        sampler._looked_s -= 2 * sampler_process.HANGS_AFTER_S
+        sampler._started_s -= 2 * sampler_process.HANG_TIMEOUT_S
+        sampler._polled_s -= 2 * sampler_process.HANG_TIMEOUT_S
         assert not sampler.poll() and sampler.pid == begun
-        sampler._woke_s -= 2 * sampler_process.HANGS_AFTER_S
+        sampler._resumed_s -= 2 * sampler_process.HANG_TIMEOUT_S
         (told,) = sampler.poll()
         assert "has not answered" in told.message
     finally:
         sampler.stop()
 
 
-def test_a_runs_driver_that_is_away_is_told_once_and_waited_for(
+def test_a_missing_driver_is_reported_once_and_retried(
     gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in gpus.as_installed.items():
+    for name, value in gpus.driver_environment.items():
         monkeypatch.setenv(name, value)
     gpus.state.init_error = DRIVER_NOT_LOADED
     sampler, told = SamplerProcess(["--once"], piped=False, first_pause_s=0.01), []

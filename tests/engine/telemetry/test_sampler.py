@@ -13,8 +13,8 @@ from rankdeck.base.files import lease_path
 from rankdeck.telemetry.readings import METRICS, DevicesLine
 from rankdeck.telemetry.sampler_process import SamplerProcess
 from tests.engine.telemetry.conftest import MakeGpus
-from tests.helpers.cli import rankdeck_here, start_rankdeck
-from tests.helpers.following import Following
+from tests.helpers.cli import rankdeck_in_process, start_rankdeck
+from tests.helpers.device_stream import DeviceStream
 from tests.helpers.nvmlsim import (
     CRASH,
     DRIVER_NOT_LOADED,
@@ -29,7 +29,7 @@ from tests.helpers.nvmlsim import (
 from tests.helpers.waiting import wait_until
 
 # The kind of call that answers a metric, of those that have one of their own.
-CALLS = {
+CALLS_PER_SECOND = {
     "MEMORY": METRICS["used_bytes"].hz,
     "UTILISATION": METRICS["utilisation"].hz,
     "POWER": METRICS["power_w"].hz,
@@ -43,25 +43,25 @@ CALLS = {
 }
 
 
-def test_calls_per_metric_and_second_are_those_of_the_table(make_gpus: MakeGpus) -> None:
+def test_metrics_are_read_at_their_rates(make_gpus: MakeGpus) -> None:
     gpus = make_gpus(8)
-    with Following(gpus.as_installed) as stream:
+    with DeviceStream(gpus.driver_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(7))
         seconds = 3.0
         began_s = time.monotonic()
-        before = {kind: gpus.calls(kind) for kind in CALLS}
-        wait_until(lambda: time.monotonic() >= began_s + seconds, deadline_s=10, every_s=0.005)
+        before = {kind: gpus.calls(kind) for kind in CALLS_PER_SECOND}
+        wait_until(lambda: time.monotonic() >= began_s + seconds, deadline_s=10, interval_s=0.005)
         elapsed_s = time.monotonic() - began_s
-        calls = {kind: gpus.calls(kind) - before[kind] for kind in CALLS}
+        calls = {kind: gpus.calls(kind) - before[kind] for kind in CALLS_PER_SECOND}
     per_second = {kind: count / 8 / elapsed_s for kind, count in calls.items()}
-    assert per_second == pytest.approx(CALLS, rel=0.15)
+    assert per_second == pytest.approx(CALLS_PER_SECOND, rel=0.15)
     # What a card refused is not asked at its rate.
     assert gpus.calls("FAN") == 8
 
 
-def test_a_gpu_lost_in_mid_run_stays_with_the_time_and_the_others_go_on(make_gpus: MakeGpus) -> None:
+def test_a_gpu_lost_while_sampling_does_not_stop_the_others(make_gpus: MakeGpus) -> None:
     gpus = make_gpus(8)
-    with Following(gpus.as_installed) as stream:
+    with DeviceStream(gpus.driver_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(3))
         lost_at = time.time()
         gpus.fail(3, "ANY", GPU_IS_LOST)
@@ -75,8 +75,8 @@ def test_a_gpu_lost_in_mid_run_stays_with_the_time_and_the_others_go_on(make_gpu
         assert len(stream.registry.devices) == 8
 
 
-def test_a_slow_call_ages_what_is_shown_and_is_made_less_often(gpus: SimulatedGpus) -> None:
-    with Following(gpus.as_installed) as stream:
+def test_a_slow_call_is_made_less_often(gpus: SimulatedGpus) -> None:
+    with DeviceStream(gpus.driver_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(0))
         gpus.delay("COMPUTE", 2.0, 0)
         stream.wait(lambda _: stream.notices("silent"), "word that the driver is silent")
@@ -98,8 +98,8 @@ def test_a_slow_call_ages_what_is_shown_and_is_made_less_often(gpus: SimulatedGp
         assert gpus.device(0).calls[11] <= before
 
 
-def test_a_crash_of_the_library_costs_a_second_and_leaves_that_gpu_out(gpus: SimulatedGpus) -> None:
-    with Following(gpus.as_installed) as stream:
+def test_a_library_crash_skips_that_gpu(gpus: SimulatedGpus) -> None:
+    with DeviceStream(gpus.driver_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(0))
         gpus.fail(0, "UTILISATION", CRASH)
         stream.wait(lambda board: board.devices[0].lost_at, "the GPU that crashed the library")
@@ -109,9 +109,9 @@ def test_a_crash_of_the_library_costs_a_second_and_leaves_that_gpu_out(gpus: Sim
         assert "SIGSEGV" in notice.message and gpus.uuid(0) in notice.message
 
 
-def test_a_killed_sampler_begins_again_with_the_devices_that_there_are_then(make_gpus: MakeGpus) -> None:
+def test_a_restarted_sampler_lists_the_current_devices(make_gpus: MakeGpus) -> None:
     gpus = make_gpus(3)
-    with Following(gpus.as_installed) as stream:
+    with DeviceStream(gpus.driver_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(0))
         gpus.state.num_gpus = 2
         stream.kill_sampler()
@@ -120,9 +120,7 @@ def test_a_killed_sampler_begins_again_with_the_devices_that_there_are_then(make
         stream.wait_for_bytes(gpus.uuid(1))
 
 
-def test_a_changed_count_a_late_handle_and_a_driver_that_was_loaded_anew_are_seen(
-    library: Path, tmp_path: Path
-) -> None:
+def test_device_and_driver_changes_are_detected(library: Path, tmp_path: Path) -> None:
     """Three machines, each with one of them: it takes five seconds until a sampler looks."""
     counted, refused, loaded = (
         SimulatedGpus(tmp_path / name, num_gpus, library)
@@ -131,9 +129,9 @@ def test_a_changed_count_a_late_handle_and_a_driver_that_was_loaded_anew_are_see
     counted.state.live_count, counted.state.num_gpus = 1, 2
     refused.fail(1, "STATIC", INSUFFICIENT_POWER)
     with (
-        Following(counted.as_installed) as counts,
-        Following(refused.as_installed) as handles,
-        Following(loaded.as_installed) as opens,
+        DeviceStream(counted.driver_environment) as counts,
+        DeviceStream(refused.driver_environment) as handles,
+        DeviceStream(loaded.driver_environment) as opens,
     ):
         for stream, gpus in ((counts, counted), (handles, refused), (opens, loaded)):
             stream.wait_for_bytes(gpus.uuid(0))
@@ -150,8 +148,8 @@ def test_a_changed_count_a_late_handle_and_a_driver_that_was_loaded_anew_are_see
         assert not opens.notices("restarted")
 
 
-def test_a_driver_that_goes_away_and_comes_back(gpus: SimulatedGpus) -> None:
-    with Following(gpus.as_installed) as stream:
+def test_a_driver_that_comes_back_is_read_again(gpus: SimulatedGpus) -> None:
+    with DeviceStream(gpus.driver_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(0))
         gpus.state.init_error = VERSION_MISMATCH
         stream.kill_sampler()
@@ -161,8 +159,8 @@ def test_a_driver_that_goes_away_and_comes_back(gpus: SimulatedGpus) -> None:
         stream.wait_for_bytes(gpus.uuid(0))
 
 
-def test_xid_errors_come_with_gpu_number_and_words(gpus: SimulatedGpus) -> None:
-    with Following(gpus.as_installed) as stream:
+def test_xid_errors_have_gpu_number_and_message(gpus: SimulatedGpus) -> None:
+    with DeviceStream(gpus.driver_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(0))
         # The thread that waits for events registers right after the first readings.
         wait_until(lambda: gpus.calls("EVENT") == 2, what="registration")
@@ -173,9 +171,9 @@ def test_xid_errors_come_with_gpu_number_and_words(gpus: SimulatedGpus) -> None:
         assert "XID 79, the GPU has fallen off the bus" in notice.message and notice.advice
 
 
-def test_what_a_card_cannot_tell_is_unsupported_and_never_zero(gpus: SimulatedGpus) -> None:
+def test_refused_metrics_are_unsupported(gpus: SimulatedGpus) -> None:
     gpus.fail(0, "POWER", NOT_SUPPORTED)
-    with Following(gpus.as_installed) as stream:
+    with DeviceStream(gpus.driver_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(0))
         reading = stream.reading(gpus.uuid(0), "power_w")
         assert (reading.state, reading.value, reading.unit) == ("unsupported", None, "W")
@@ -183,9 +181,9 @@ def test_what_a_card_cannot_tell_is_unsupported_and_never_zero(gpus: SimulatedGp
 
 
 def test_mig_instances_have_memory_of_their_own(gpus: SimulatedGpus) -> None:
-    gpus.split(0, ("3g.40gb", 40 * GIB))
+    gpus.split_into_mig(0, ("3g.40gb", 40 * GIB))
     gpus.device(2).used = 3 * GIB
-    with Following(gpus.as_installed) as stream:
+    with DeviceStream(gpus.driver_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(2))
         gpu, part, other = stream.registry.devices
         assert (gpu.mig, part.parent, other.parent) == (True, gpu.uuid, None)
@@ -194,14 +192,14 @@ def test_mig_instances_have_memory_of_their_own(gpus: SimulatedGpus) -> None:
         assert stream.reading(part.uuid, "utilisation").state == "unsupported"
 
 
-def test_a_gpu_of_a_run_is_read_once_a_second_and_names_it(gpus: SimulatedGpus) -> None:
+def test_a_leased_gpu_is_read_once_a_second(gpus: SimulatedGpus) -> None:
     path = lease_path(gpus.uuid(0))
     path.parent.mkdir(parents=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     os.write(handle, b"/runs/20261121-101500-gpt-ddp-1a2b")
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
-        with Following(gpus.as_installed) as stream:
+        with DeviceStream(gpus.driver_environment) as stream:
             stream.wait_for_bytes(gpus.uuid(0))
             before = [gpus.device(index).calls[2] for index in (0, 1)]
             wait_until(lambda: gpus.device(1).calls[2] - before[1] >= 30, what="three seconds of readings")
@@ -215,27 +213,27 @@ def test_a_gpu_of_a_run_is_read_once_a_second_and_names_it(gpus: SimulatedGpus) 
 @pytest.mark.parametrize("code", [DRIVER_NOT_LOADED, VERSION_MISMATCH])
 def test_a_stream_without_a_driver_is_one_notice(gpus: SimulatedGpus, code: int) -> None:
     gpus.state.init_error = code
-    done = rankdeck_here("devices", "--follow", "--json", env=gpus.as_installed, code=3)
+    done = rankdeck_in_process("devices", "--follow", "--json", env=gpus.driver_environment, exit_code=3)
     (line,) = done.lines
     assert (line["kind"], line["code"]) == ("notice", "no-driver" if code == DRIVER_NOT_LOADED else "driver")
-    shown = rankdeck_here("devices", "--follow", env=gpus.as_installed, code=3).err
+    shown = rankdeck_in_process("devices", "--follow", env=gpus.driver_environment, exit_code=3).err
     assert line["message"] in shown and "Traceback" not in shown
 
 
-def test_a_named_library_is_called_simulated_in_the_stream(gpus: SimulatedGpus) -> None:
-    with Following(gpus.as_named) as stream:
+def test_the_stream_labels_simulated_gpus(gpus: SimulatedGpus) -> None:
+    with DeviceStream(gpus.simulated_environment) as stream:
         stream.wait_for_bytes(gpus.uuid(0))
-        told = stream.registry.listed
+        told = stream.registry.devices_line
         assert isinstance(told, DevicesLine) and told.simulated and told.driver == "580.00.00"
         assert all(device.simulated for device in told.devices)
         assert not stream.garbage
 
 
-def test_a_call_that_never_comes_back_is_ended(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in gpus.as_installed.items():
+def test_a_hanging_call_is_killed(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in gpus.driver_environment.items():
         monkeypatch.setenv(name, value)
     gpus.delay("POWER", 3600.0, 1)
-    sampler = SamplerProcess(piped=True, hangs_after_s=1.0)
+    sampler = SamplerProcess(piped=True, hang_timeout_s=1.0)
     try:
         notices = wait_until(lambda: (sampler.wait_for_lines(0.1) and None) or sampler.poll(), what="its end")
         assert "has not answered" in notices[0].message
@@ -244,9 +242,9 @@ def test_a_call_that_never_comes_back_is_ended(gpus: SimulatedGpus, monkeypatch:
         sampler.stop()
 
 
-def test_a_pipe_gets_the_table_once_a_second(gpus: SimulatedGpus) -> None:
+def test_the_table_is_printed_once_a_second(gpus: SimulatedGpus) -> None:
     gpus.device(1).used = 80_000 * MIB
-    with start_rankdeck("devices", "--follow", env=gpus.as_installed) as command:
+    with start_rankdeck("devices", "--follow", env=gpus.driver_environment) as command:
         assert command.stdout is not None
         shown = [command.stdout.readline() for _ in range(6)]
         command.terminate()

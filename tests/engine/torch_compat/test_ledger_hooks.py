@@ -15,9 +15,9 @@ from rankdeck.memory.ledger import Ledger
 _PROPAGATE = "_propagate_tensor_meta_non_cached"
 
 
-def test_a_storage_that_is_resized_is_followed() -> None:
+def test_a_resized_storage_is_tracked() -> None:
     ledger = Ledger(1)
-    with ledger.following():
+    with ledger.tracking():
         x = torch.zeros(100)
         x.untyped_storage().resize_(0)
         assert ledger.live_bytes == 0
@@ -25,18 +25,18 @@ def test_a_storage_that_is_resized_is_followed() -> None:
     assert ledger.live_bytes == 800
 
 
-def test_a_resize_while_nobody_followed_is_seen_by_the_next_sample() -> None:
+def test_an_untracked_resize_is_found_by_the_next_sample() -> None:
     ledger = Ledger(1)
-    with ledger.following():
+    with ledger.tracking():
         x = torch.zeros(100)
     x.untyped_storage().resize_(40)
-    with ledger.following():
+    with ledger.tracking():
         assert ledger.live_bytes == 40
 
 
-def test_what_was_wrapped_is_put_back() -> None:
+def test_patches_are_restored() -> None:
     resize, propagate = torch.UntypedStorage.resize_, getattr(ShardingPropagator, _PROPAGATE)
-    with Ledger(1).following():
+    with Ledger(1).tracking():
         assert torch.UntypedStorage.resize_ is not resize
         assert getattr(ShardingPropagator, _PROPAGATE) is not propagate
     assert torch.UntypedStorage.resize_ is resize
@@ -46,7 +46,7 @@ def test_what_was_wrapped_is_put_back() -> None:
     )
 
 
-def test_shapes_worked_out_by_dtensor_hold_no_memory() -> None:
+def test_dtensor_shape_propagation_counts_no_memory() -> None:
     ledger = Ledger(1)
     made: list[int] = []
 
@@ -58,21 +58,21 @@ def test_shapes_worked_out_by_dtensor_hold_no_memory() -> None:
     original = getattr(ShardingPropagator, _PROPAGATE)
     setattr(ShardingPropagator, _PROPAGATE, work_out)
     try:
-        with ledger.following():
+        with ledger.tracking():
             getattr(ShardingPropagator, _PROPAGATE)(None)
     finally:
         setattr(ShardingPropagator, _PROPAGATE, original)
     assert made == [0]
 
 
-def test_what_fsdp_gathers_and_scatters_is_communication() -> None:
+def test_fsdp_gathers_and_scatters_count_as_communication() -> None:
     ledger = Ledger(1)
     made: list[torch.Tensor] = []
     moves = {name: getattr(FSDPParamGroup, name) for name in ("unshard", "wait_for_unshard", "post_backward")}
     for name in moves:
         setattr(FSDPParamGroup, name, lambda _: made.append(torch.zeros(10)))
     try:
-        with ledger.following():
+        with ledger.tracking():
             for name in moves:
                 getattr(FSDPParamGroup, name)(None)
     finally:
@@ -82,15 +82,15 @@ def test_what_fsdp_gathers_and_scatters_is_communication() -> None:
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])
-def test_what_is_saved_on_the_host_is_not_on_the_device(pin_memory: bool) -> None:
+def test_tensors_saved_on_the_host_do_not_count_on_the_device(pin_memory: bool) -> None:
     ledger = Ledger(2)
     held_bytes = []
-    with ledger.following(), ledger.on(1):
+    with ledger.tracking(), ledger.on_device(1):
         x = torch.linspace(0, 1, 1000, requires_grad=True)
         with torch.autograd.graph.save_on_cpu(pin_memory=pin_memory):
             y = (x * 2).sin()
         held_bytes.append(ledger.live_bytes)
-        with ledger.on(0):
+        with ledger.on_device(0):
             y.backward(torch.ones_like(y))
         del y
         held_bytes.append(ledger.live_bytes)
@@ -100,21 +100,21 @@ def test_what_is_saved_on_the_host_is_not_on_the_device(pin_memory: bool) -> Non
     assert x.grad is not None and torch.allclose(x.grad, 2 * torch.cos(2 * x.detach()))
 
 
-def test_threads_of_a_persons_own_are_followed_on_the_device_of_who_gives_them_work() -> None:
+def test_user_threads_are_tracked_on_the_submitting_device() -> None:
     ledger = Ledger(2)
     kept: list[torch.Tensor] = []
     with ThreadPoolExecutor(1) as pool:
 
         def make() -> bool:
             kept.append(torch.ones(100))
-            return ledger.is_following
+            return ledger.is_tracking
 
         def start_thread() -> None:
             thread = threading.Thread(target=make)
             thread.start()
             thread.join()
 
-        with ledger.following(), ledger.on(1):
+        with ledger.tracking(), ledger.on_device(1):
             start_thread()
             assert pool.submit(make).result()
             assert [device.live_bytes for device in ledger.devices()] == [0, 800]
@@ -123,7 +123,7 @@ def test_threads_of_a_persons_own_are_followed_on_the_device_of_who_gives_them_w
                 assert not pool.submit(make).result()
         start_thread()
         assert not pool.submit(make).result(), "the pool's thread went on following"
-        with ledger.following():
+        with ledger.tracking():
             assert pool.submit(make).result()
     assert [device.live_bytes for device in ledger.devices()] == [400, 800]
     kept.clear()

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, prune
 from rankdeck.torch_compat.modules import deep_copy
 
 
-class Odd(nn.Module):
+class UnusualModule(nn.Module):
     """Attributes of many kinds, some of them in two places."""
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ class Embedded(nn.Module):
         self.blocks[2]._forward_hooks = self.blocks[0]._forward_hooks
 
 
-class Own(nn.Linear):
+class CustomDeepcopy(nn.Linear):
     """Says itself how it is copied."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Own:
-        copied = Own(self.in_features, self.out_features)
+    def __deepcopy__(self, memo: dict[int, Any]) -> CustomDeepcopy:
+        copied = CustomDeepcopy(self.in_features, self.out_features)
         copied.load_state_dict(self.state_dict())
         copied.was_copied = True
         return copied
@@ -75,17 +75,19 @@ class Stateful(nn.Linear):
         return {name: value for name, value in super().__getstate__().items() if name != "lock"}
 
 
-def stateful() -> nn.Module:
+def make_stateful() -> nn.Module:
     module = Stateful(4, 4)
     module.lock = iter(())  # no generator can be copied
     return nn.Sequential(module, module)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "odd": Odd,
+    "odd": UnusualModule,
     "embedded": Embedded,
-    "own": lambda: nn.Sequential(Own(4, 4), nn.ModuleDict({"inner": nn.ModuleList([Own(4, 4)])})),
-    "stateful": stateful,
+    "own": lambda: nn.Sequential(
+        CustomDeepcopy(4, 4), nn.ModuleDict({"inner": nn.ModuleList([CustomDeepcopy(4, 4)])})
+    ),
+    "stateful": make_stateful,
     "parametrized": lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 4))),
     "lazy": lambda: nn.Sequential(nn.LazyLinear(4)),
     "recurrent": lambda: nn.GRU(4, 4, num_layers=2),
@@ -95,7 +97,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def shape_of(value: Any, known: dict[int, Any] | None = None) -> Any:
+def describe_value(value: Any, known: dict[int, Any] | None = None) -> Any:
     """A value as plain data: which objects are one is part of it."""
     known = {} if known is None else known
     if isinstance(value, nn.Module | dict | list | set | torch.Tensor):
@@ -106,11 +108,11 @@ def shape_of(value: Any, known: dict[int, Any] | None = None) -> Any:
         case torch.jit.ScriptModule():
             return type(value).__name__, [*value.state_dict()]
         case nn.Module():
-            return type(value).__qualname__, shape_of(vars(value), known)
+            return type(value).__qualname__, describe_value(vars(value), known)
         case dict():
-            return type(value), [(name, shape_of(held, known)) for name, held in value.items()]
+            return type(value), [(name, describe_value(held, known)) for name, held in value.items()]
         case list():
-            return [shape_of(held, known) for held in value]
+            return [describe_value(held, known) for held in value]
         case torch.nn.parameter.UninitializedTensorMixin():
             return type(value)
         case torch.Tensor():
@@ -121,16 +123,16 @@ def shape_of(value: Any, known: dict[int, Any] | None = None) -> Any:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_it_is_the_copy_that_python_makes(name: str) -> None:
+def test_a_copy_equals_the_deepcopy_of_python(name: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]()
-    before = shape_of(model)
-    assert shape_of(deep_copy(model, {})) == shape_of(copy.deepcopy(model)), name
-    assert shape_of(model) == before
+    before = describe_value(model)
+    assert describe_value(deep_copy(model, {})) == describe_value(copy.deepcopy(model)), name
+    assert describe_value(model) == before
 
 
-def test_nothing_is_shared_but_what_is_given() -> None:
-    model = Odd()
+def test_only_given_values_are_shared() -> None:
+    model = UnusualModule()
     copied = deep_copy(model, {id(model.first.weight): model.first.weight})
     assert copied.first.weight is model.first.weight is copied.second.weight
     assert copied.first.bias is not model.first.bias
@@ -143,7 +145,7 @@ def test_nothing_is_shared_but_what_is_given() -> None:
     assert isinstance(copied._forward_pre_hooks, OrderedDict)
 
 
-def test_results_of_autograd_are_copied_without_their_history() -> None:
+def test_autograd_results_are_copied_detached() -> None:
     model = nn.Sequential(prune.random_unstructured(nn.Linear(4, 4), "weight", amount=0.5))
     with pytest.raises(RuntimeError, match="deepcopy"):
         copy.deepcopy(model)

@@ -15,7 +15,7 @@ devices = { use = "cpu:1" }
 """
 
 
-def test_first_step_saves_and_each_batch_of_an_evaluation_are_told(tmp_path: Path) -> None:
+def test_first_step_saves_and_evaluation_batches_send_heartbeats(tmp_path: Path) -> None:
     beats: list[tuple[int, str]] = []
     run(TOML, str(tmp_path / "first"), beat=lambda step, phase: beats.append((step, phase)))
     evaluation = [beat for beat in beats if beat[1] == "evaluation"]

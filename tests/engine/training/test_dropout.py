@@ -26,7 +26,7 @@ train = {{ steps = 2, global_batch = 8, evaluate_every = 0{train} }}
 """
 
 
-def losses(folder: Path) -> list[list[float]]:
+def read_losses(folder: Path) -> list[list[float]]:
     """Of each rank that reports one, step by step."""
     told = []
     for file in sorted(folder.glob("rank-*.jsonl")):
@@ -38,52 +38,52 @@ def losses(folder: Path) -> list[list[float]]:
 
 @pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
 @pytest.mark.parametrize("strategy", ['use = "ddp"', 'use = "fsdp"', 'use = "hybrid", data = 2'])
-def test_ranks_with_samples_of_their_own_drop_other_activations(
+def test_ranks_with_different_samples_use_different_masks(
     ranks: tuple[int, RankSet], tmp_path: Path, strategy: str
 ) -> None:
     """The control: without dropout equal samples give equal losses."""
     for name, dropout in (("with", 0.5), ("without", 0.0)):
         (tmp_path / name).mkdir()
         ranks[1].train(configuration(strategy, 2, dropout), events=str(tmp_path / name))
-    first, second = losses(tmp_path / "with")
+    first, second = read_losses(tmp_path / "with")
     assert first[0] != second[0] and first[1] != second[1]
     assert first[0] != first[1]
-    first, second = losses(tmp_path / "without")
+    first, second = read_losses(tmp_path / "without")
     assert first == second
 
 
 @pytest.mark.parametrize("ranks", [4], indirect=True, ids=["4-ranks"])
-def test_replicas_of_a_pipeline_drop_other_activations(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
+def test_pipeline_replicas_use_different_masks(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
     ranks[1].train(configuration('use = "hybrid", data = 2, stage = 2', 4), events=str(tmp_path))
-    first, second = losses(tmp_path)
+    first, second = read_losses(tmp_path)
     assert first[0] != second[0]
 
 
 @pytest.mark.parametrize("strategy", ['use = "dp"', 'use = "dp", parallel_loss = true'])
-def test_devices_of_dp_drop_other_activations(tmp_path: Path, strategy: str) -> None:
-    dropped = dropped_by(configuration(strategy, 2), tmp_path)
+def test_dp_devices_use_different_masks(tmp_path: Path, strategy: str) -> None:
+    dropped = record_masks(configuration(strategy, 2), tmp_path)
     assert [len(mask) for mask in dropped] == [4] * 4, "two devices in two steps"
-    assert not any(shared([mask], dropped[:place]) for place, mask in enumerate(dropped))
+    assert not any(have_equal_mask([mask], dropped[:place]) for place, mask in enumerate(dropped))
 
 
-def test_a_run_that_goes_on_under_another_layout_does_not_drop_again_what_it_dropped_at_first(
+def test_a_run_resumed_under_another_layout_draws_new_masks(
     tmp_path: Path,
 ) -> None:
     saved = tmp_path / "saved"
-    dropped_by(configuration('use = "single"', 1, train=", checkpoint_every = 2"), saved)
+    record_masks(configuration('use = "single"', 1, train=", checkpoint_every = 2"), saved)
     longer = configuration('use = "dp"', 2).replace("steps = 2", "steps = 4")
-    first = dropped_by(longer, tmp_path / "first")
-    after = dropped_by(longer, tmp_path / "after", source=str(saved))
+    first = record_masks(longer, tmp_path / "first")
+    after = record_masks(longer, tmp_path / "after", source=str(saved))
     assert (len(first), len(after)) == (8, 4)
-    assert not shared(first, after)
+    assert not have_equal_mask(first, after)
 
 
-def dropped_by(toml: str, folder: Path, source: str | None = None) -> list[Tensor]:
+def record_masks(toml: str, folder: Path, source: str | None = None) -> list[Tensor]:
     """What a run in this process drops, forward by forward."""
     oracle_parts.SEEN.clear()
     resume_ranks.run(toml, str(folder), source=source)
     return [hidden == 0 for hidden in oracle_parts.SEEN]
 
 
-def shared(masks: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+def have_equal_mask(masks: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return any(torch.equal(mask, other) for mask in masks for other in others)

@@ -11,7 +11,7 @@ from torch import nn
 
 import rankdeck
 from rankdeck import events
-from rankdeck.rundir import EventWriter
+from rankdeck.run_dir import EventWriter
 from rankdeck.training.reporting import StepLog
 from tests.helpers.parity import configuration
 from tests.helpers.rank_main import train_once
@@ -35,7 +35,7 @@ def build():
 """
 
 
-def told(file: Path) -> list[events.Metrics]:
+def read_metrics(file: Path) -> list[events.Metrics]:
     return [event for event in events.decode_lines(file.read_bytes()) if isinstance(event, events.Metrics)]
 
 
@@ -44,31 +44,31 @@ def log(tmp_path: Path) -> StepLog:
     return StepLog(EventWriter(tmp_path / "rank-1.0.jsonl"), 1)
 
 
-def test_a_value_belongs_to_the_step_under_way_or_to_its_own(log: StepLog, tmp_path: Path) -> None:
-    with log.taking(7):
+def test_a_value_belongs_to_the_current_or_the_given_step(log: StepLog, tmp_path: Path) -> None:
+    with log.logging_step(7):
         rankdeck.log({"two": 2}, one=nn.Parameter(torch.tensor(0.5)))
         rankdeck.log(mine=torch.tensor(3.0), step=100)
-    log.flush(ending=True)
-    (event,) = told(tmp_path / "rank-1.0.jsonl")
+    log.flush(is_final=True)
+    (event,) = read_metrics(tmp_path / "rank-1.0.jsonl")
     assert (event.rank, event.through, event.steps, event.after) == (1, "rankdeck", [7, 100], [7, 7])
     assert event.values == {"two": [2.0, None], "one": [0.5, None], "mine": [None, 3.0]}
 
 
-def test_between_steps_nothing_is_taken(log: StepLog, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="of the step"), log.taking(1):
+def test_values_logged_between_steps_are_ignored(log: StepLog, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="of the step"), log.logging_step(1):
         raise RuntimeError("of the step")
     rankdeck.log(held_out=1.0)
-    log.flush(ending=True)
-    assert not (tmp_path / "rank-1.0.jsonl").exists() or not told(tmp_path / "rank-1.0.jsonl")
+    log.flush(is_final=True)
+    assert not (tmp_path / "rank-1.0.jsonl").exists() or not read_metrics(tmp_path / "rank-1.0.jsonl")
 
 
-def test_what_is_no_mapping_does_not_end_the_training(log: StepLog) -> None:
-    with log.taking(1):
+def test_logging_a_non_mapping_does_not_end_training(log: StepLog) -> None:
+    with log.logging_step(1):
         rankdeck.log(["no", "mapping"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("strategy", ["single", "dp"])
-def test_a_model_of_ones_own_logs_in_a_run(
+def test_a_user_model_logs_metrics_in_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     (tmp_path / "telling_model.py").write_text(MODEL)
@@ -85,7 +85,7 @@ def test_a_model_of_ones_own_logs_in_a_run(
         train_once(request, rank=0, world_size=1)
     finally:
         sys.modules.pop("telling_model", None)
-    found = told(tmp_path / "rank-0.0.jsonl")
+    found = read_metrics(tmp_path / "rank-0.0.jsonl")
     steps = [step for event in found for step in event.steps]
     assert sorted(set(steps)) == [1, 2, 3, 4] and len(steps) == (8 if strategy == "dp" else 4)
     assert {name for event in found for name in event.values} == {"spread"}, "numbers alone"

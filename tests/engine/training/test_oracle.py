@@ -27,13 +27,13 @@ from tests.helpers.own_models import tiny_conv
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference
 
-BAR = 1e-10
+TOLERANCE = 1e-10
 PARTS = "tests.helpers.oracle_parts"
 STEPS = 10
 
 
 @dataclasses.dataclass
-class Told:
+class RunOutput:
     """What a run left: its weights, and the events of its ranks."""
 
     weights: dict[str, Tensor]
@@ -41,13 +41,13 @@ class Told:
     evaluations: list[events.Evaluation]
 
     @classmethod
-    def read(cls, folder: Path, weights: dict[str, Tensor]) -> Told:
+    def read(cls, folder: Path, weights: dict[str, Tensor]) -> RunOutput:
         by_rank = [events.decode_lines(file.read_bytes()) for file in sorted(folder.glob("rank-*.jsonl"))]
         steps = [[event for event in told if isinstance(event, events.Steps)] for told in by_rank]
         evaluations = [event for event in by_rank[0] if isinstance(event, events.Evaluation)]
         return cls(weights, steps, evaluations)
 
-    def column(self, name: str) -> list[float]:
+    def values_of(self, name: str) -> list[float]:
         """The sum over the ranks that report, step by step; rates and norms are those of the first one."""
         reporting = [told for told in self.steps if told[0].loss_sum is not None]
         columns = [list(itertools.chain(*(getattr(lines, name) for lines in told))) for told in reporting]
@@ -70,27 +70,27 @@ precision = "fp64"
 """
 
 
-def run_here(toml: str, folder: Path) -> Told:
+def run_in_process(toml: str, folder: Path) -> RunOutput:
     oracle_parts.READ.clear()
     train_once({"toml": toml, "out": str(folder / "weights"), "events": str(folder)}, rank=0, world_size=1)
-    return Told.read(folder, load_file(folder / "weights"))
+    return RunOutput.read(folder, load_file(folder / "weights"))
 
 
-def assert_same(told: Told, expected: oracle.Trained) -> None:
-    assert told.column("lr") == pytest.approx(expected.rates, rel=1e-12)
-    assert told.column("count") == expected.counts
-    assert told.column("samples") == [len(batch) for batch in expected.batches]
-    assert told.column("loss_sum") == pytest.approx(expected.losses, rel=BAR)
+def assert_matches_oracle(told: RunOutput, expected: oracle.TrainingResult) -> None:
+    assert told.values_of("lr") == pytest.approx(expected.rates, rel=1e-12)
+    assert told.values_of("count") == expected.counts
+    assert told.values_of("samples") == [len(batch) for batch in expected.batches]
+    assert told.values_of("loss_sum") == pytest.approx(expected.losses, rel=TOLERANCE)
     if expected.norms:
-        assert told.column("grad_norm") == pytest.approx(expected.norms, rel=BAR)
-    assert largest_difference(told.weights, expected.weights) <= BAR
+        assert told.values_of("grad_norm") == pytest.approx(expected.norms, rel=TOLERANCE)
+    assert largest_difference(told.weights, expected.weights) <= TOLERANCE
     assert [one.step for one in told.evaluations] == [step for step, _, _ in expected.evaluations]
     for evaluation, (_, loss, accuracy) in zip(told.evaluations, expected.evaluations, strict=True):
-        assert evaluation.loss == pytest.approx(loss, rel=BAR)
-        assert evaluation.accuracy == pytest.approx(accuracy, rel=BAR)
+        assert evaluation.loss == pytest.approx(loss, rel=TOLERANCE)
+        assert evaluation.accuracy == pytest.approx(accuracy, rel=TOLERANCE)
 
 
-def test_known_counts_over_two_epochs_of_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_epochs_of_digits_match_the_oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Momentum, a cosine with warm-up, a bounded norm, batch norm, evaluations in between."""
     train, heldout = Digits().load()
     read: list[int] = []
@@ -111,10 +111,10 @@ clip_norm = 0.8
 optimizer = { use = "sgd", lr = 0.2, momentum = 0.9, weight_decay = 0.01 }
 schedule = { use = "cosine", warmup = 4, final = 0.1 }
 """
-    told = run_here(
+    told = run_in_process(
         configuration("tests.helpers.own_models:tiny_conv", 'use = "digits"', train_lines), tmp_path
     )
-    batches = oracle.in_batches(read, len(train), 160, "drop")
+    batches = oracle.split_into_batches(read, len(train), 160, "drop")
     assert len(batches) == 18
     expected = oracle.train(
         tiny_conv,
@@ -127,7 +127,7 @@ schedule = { use = "cosine", warmup = 4, final = 0.1 }
         clip_norm=0.8,
         evaluate_every=5,
     )
-    assert_same(told, expected)
+    assert_matches_oracle(told, expected)
 
 
 CLIP_NORMS = {"plain": 0.4, "with_norm": 1.1}
@@ -147,7 +147,7 @@ OPTIMIZERS: dict[str, tuple[str, str, Callable[..., Any]]] = {
 }
 
 
-def masked(
+def masked_config(
     model: str,
     optimizer: str,
     accumulate: int,
@@ -168,11 +168,11 @@ evaluate_every = 4
     return configuration(f"{PARTS}:{model}", data, train, strategy, num_devices)
 
 
-def batches_read(last: str) -> list[list[int]]:
-    return oracle.in_batches(oracle_parts.READ, oracle_parts.NUM_TRAIN, 12, last)
+def read_batches(last: str) -> list[list[int]]:
+    return oracle.split_into_batches(oracle_parts.READ, oracle_parts.NUM_TRAIN, 12, last)
 
 
-def expected_of(
+def train_oracle(
     model: str,
     optimizer: str,
     accumulate: int,
@@ -180,7 +180,7 @@ def expected_of(
     *,
     bounded: bool = True,
     late: bool = False,
-) -> oracle.Trained:
+) -> oracle.TrainingResult:
     expected = oracle.train(
         getattr(oracle_parts, model),
         OPTIMIZERS[optimizer][2],
@@ -201,55 +201,55 @@ def expected_of(
 
 
 @pytest.mark.parametrize(("optimizer", "accumulate"), [("two-rates", 3), ("adamw", 1)])
-def test_masked_targets_in_parts_over_several_epochs(tmp_path: Path, optimizer: str, accumulate: int) -> None:
+def test_masked_targets_with_accumulation_match_the_oracle(
+    tmp_path: Path, optimizer: str, accumulate: int
+) -> None:
     """Clipping is of the mean over targets, an optimizer's groups keep their rates, batch norm sees parts."""
     # Adam makes steps of the noise that is the gradient of a bias before a batch norm.
     model = "plain" if optimizer == "adamw" else "with_norm"
-    told = run_here(masked(model, optimizer, accumulate), tmp_path)
-    batches = batches_read("drop")
-    expected = expected_of(model, optimizer, accumulate, batches)
-    assert_same(told, expected)
-    other = expected_of(model, optimizer, accumulate, [*batches[1:], batches[0]])
+    told = run_in_process(masked_config(model, optimizer, accumulate), tmp_path)
+    batches = read_batches("drop")
+    expected = train_oracle(model, optimizer, accumulate, batches)
+    assert_matches_oracle(told, expected)
+    other = train_oracle(model, optimizer, accumulate, [*batches[1:], batches[0]])
     assert largest_difference(told.weights, other.weights) > 1e-4, "the control: another order"
 
 
 @functools.cache
-def expected_of_all() -> oracle.Trained:
+def train_shared_oracle() -> oracle.TrainingResult:
     """Where each strategy has to end, with the order in which single reads; an epoch ends in a step of 2."""
     with tempfile.TemporaryDirectory() as folder:
-        run_here(masked("plain", "two-rates", 2, last="keep"), Path(folder))
-    expected = expected_of("plain", "two-rates", 2, batches_read("keep"))
+        run_in_process(masked_config("plain", "two-rates", 2, last="keep"), Path(folder))
+    expected = train_oracle("plain", "two-rates", 2, read_batches("keep"))
     assert [len(batch) for batch in expected.batches] == [12, 12, 12, 12, 2] * 2
     return expected
 
 
 @pytest.mark.parametrize("strategy", ["dp", "model"])
-def test_devices_of_one_process_end_where_the_plain_loop_ends(tmp_path: Path, strategy: str) -> None:
-    told = run_here(masked("plain", "two-rates", 2, strategy, num_devices=3, last="keep"), tmp_path)
-    assert_same(told, expected_of_all())
+def test_devices_of_one_process_match_the_plain_loop(tmp_path: Path, strategy: str) -> None:
+    told = run_in_process(
+        masked_config("plain", "two-rates", 2, strategy, num_devices=3, last="keep"), tmp_path
+    )
+    assert_matches_oracle(told, train_shared_oracle())
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline", "tensor", "hybrid"])
-def test_ranks_end_where_the_plain_loop_ends(
-    ranks: tuple[int, RankSet], tmp_path: Path, strategy: str
-) -> None:
-    toml = masked("plain", "two-rates", 2, strategy, 2, last="keep")
+def test_ranks_match_the_plain_loop(ranks: tuple[int, RankSet], tmp_path: Path, strategy: str) -> None:
+    toml = masked_config("plain", "two-rates", 2, strategy, 2, last="keep")
     weights = ranks[1].train(toml, events=str(tmp_path))
-    assert_same(Told.read(tmp_path, weights), expected_of_all())
+    assert_matches_oracle(RunOutput.read(tmp_path, weights), train_shared_oracle())
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
-def test_late_gradients_end_where_the_plain_loop_ends_with_them(
-    ranks: tuple[int, RankSet], tmp_path: Path
-) -> None:
+def test_delayed_gradients_match_the_plain_loop(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
     """A pipe without a flush bounds no norm: no moment has all gradients."""
-    toml = masked("plain", "two-rates", 2, "STRATEGY", 2, last="keep", bounded=False)
+    toml = masked_config("plain", "two-rates", 2, "STRATEGY", 2, last="keep", bounded=False)
     toml = toml.replace('"STRATEGY"', '"pipeline-async", mode = "2bw"')
     weights = ranks[1].train(toml, events=str(tmp_path))
-    batches = expected_of_all().batches
-    expected_with = functools.partial(expected_of, "plain", "two-rates", 2, batches, bounded=False)
-    assert_same(Told.read(tmp_path, weights), expected_with(late=True))
+    batches = train_shared_oracle().batches
+    expected_with = functools.partial(train_oracle, "plain", "two-rates", 2, batches, bounded=False)
+    assert_matches_oracle(RunOutput.read(tmp_path, weights), expected_with(late=True))
     assert largest_difference(weights, expected_with().weights) > 1e-3, "the control: no gradient is late"
 
 
@@ -258,15 +258,18 @@ def test_late_gradients_end_where_the_plain_loop_ends_with_them(
     "strategy",
     ['"ddp"', '"ddp", sync = "ring"', '"fsdp"', '"hybrid", data = 2', '"hybrid", shard = 2'],
 )
-def test_what_is_evaluated_is_what_is_saved(
+def test_the_evaluated_weights_are_the_saved_weights(
     ranks: tuple[int, RankSet], tmp_path: Path, strategy: str
 ) -> None:
     """Batch norms keep statistics of each rank's own samples: all evaluate with those that the run leaves."""
     train = "steps = 3\nglobal_batch = 16\nevaluate_every = 0"
     toml = configuration("tests.helpers.own_models:tiny_conv", 'use = "digits"', train, "STRATEGY", 2)
     weights = ranks[1].train(toml.replace('"STRATEGY"', strategy), events=str(tmp_path))
-    (evaluation,) = Told.read(tmp_path, weights).evaluations
+    (evaluation,) = RunOutput.read(tmp_path, weights).evaluations
     model, (_, heldout) = tiny_conv().double(), Digits().load()
     model.load_state_dict(weights)
     loss, accuracy = oracle.evaluate(model, (heldout.inputs, heldout.targets))
-    assert (evaluation.loss, evaluation.accuracy) == (pytest.approx(loss, rel=BAR), pytest.approx(accuracy))
+    assert (evaluation.loss, evaluation.accuracy) == (
+        pytest.approx(loss, rel=TOLERANCE),
+        pytest.approx(accuracy),
+    )

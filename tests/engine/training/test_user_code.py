@@ -110,7 +110,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def refused(error: type[RankdeckError], call: Any, *args: Any) -> RankdeckError:
+def error_of(error: type[RankdeckError], call: Any, *args: Any) -> RankdeckError:
     with pytest.raises(error) as caught:
         call(*args)
     return caught.value
@@ -128,19 +128,19 @@ def test_a_file_is_imported_once(folder: Path) -> None:
     assert first is second
 
 
-def test_data_loss_and_optimizer_are_found_too(folder: Path) -> None:
+def test_user_data_loss_and_optimizer_are_imported(folder: Path) -> None:
     train, heldout = build_data("mine.py:pair", {"count": 4}, folder)
     assert (len(train), heldout) == (4, None)
     assert build_loss("mine.py:loss", folder).__name__ == "loss"
     assert build_optimizer_class("mine.py:Sign", folder).__name__ == "Sign"
-    assert refused(ConfigError, build_optimizer_class, "mine.py:tiny", folder).message.endswith(
+    assert error_of(ConfigError, build_optimizer_class, "mine.py:tiny", folder).message.endswith(
         "not a subclass of torch.optim.Optimizer."
     )
     assert is_user_code("mine.py:loss")
     assert not is_user_code("cross_entropy")
 
 
-def test_the_folder_comes_after_the_standard_library_and_before_packages(folder: Path) -> None:
+def test_the_folder_is_between_stdlib_and_packages_on_the_path(folder: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from rankdeck.training.user_code import build_model;"
         f"build_model('mine.py:tiny', {{}}, Path({str(folder)!r})); import queue;"
@@ -153,8 +153,8 @@ def test_the_folder_comes_after_the_standard_library_and_before_packages(folder:
     assert before_packages == "True"
 
 
-def test_a_file_named_like_a_module_of_python_is_explained(folder: Path) -> None:
-    error = refused(ModelError, build_model, "queue:make", {}, folder)
+def test_a_file_that_shadows_a_stdlib_module_is_explained(folder: Path) -> None:
+    error = error_of(ModelError, build_model, "queue:make", {}, folder)
     assert error.advice == 'queue is a module of Python itself. For a file of your own write "queue.py:make".'
 
 
@@ -170,10 +170,10 @@ def test_a_file_named_like_a_module_of_python_is_explained(folder: Path) -> None
         ("mine.py:none", "returned None, not an nn.Module", "Let the factory return the model itself."),
     ],
 )
-def test_a_name_that_leads_nowhere_says_what_was_meant(
+def test_an_unknown_name_is_refused_with_a_suggestion(
     folder: Path, target: str, message: str, advice: str
 ) -> None:
-    error = refused(ModelError, build_model, target, {}, folder)
+    error = error_of(ModelError, build_model, target, {}, folder)
     assert message in error.message
     assert advice in (error.advice or "")
     assert error.problem.path == "model.use"
@@ -198,10 +198,10 @@ def test_a_name_that_leads_nowhere_says_what_was_meant(
         ("lacks:make", "ModuleNotFoundError: No module named 'no_such_package_at_all'", "import no_such"),
     ],
 )
-def test_what_the_users_code_raises_is_told_with_their_own_line(
+def test_errors_in_user_code_show_the_users_line(
     folder: Path, target: str, type_and_text: str, line: str
 ) -> None:
-    error = refused(ModelError, build_model, target, {}, folder)
+    error = error_of(ModelError, build_model, target, {}, folder)
     assert type_and_text in error.message
     assert "rankdeck/" not in error.message
     assert error.problem.headline() == error.message, "the place is told once"
@@ -210,12 +210,12 @@ def test_what_the_users_code_raises_is_told_with_their_own_line(
     assert line in Path(error.problem.path).read_text().splitlines()[error.problem.line - 1]
 
 
-def test_our_own_errors_pass_through_the_users_code_unchanged(folder: Path) -> None:
-    assert refused(ModelError, build_model, "mine.py:ours", {}, folder).problem.path == "model.args.depth"
+def test_rankdeck_errors_pass_through_user_code_unchanged(folder: Path) -> None:
+    assert error_of(ModelError, build_model, "mine.py:ours", {}, folder).problem.path == "model.args.depth"
 
 
-def test_arguments_that_the_factory_does_not_take_are_refused_before_it_runs(folder: Path) -> None:
-    error = refused(ModelError, build_model, "mine.py:tiny", {"widht": 3}, folder)
+def test_unknown_factory_arguments_are_refused_before_the_call(folder: Path) -> None:
+    error = error_of(ModelError, build_model, "mine.py:tiny", {"widht": 3}, folder)
     assert "unexpected keyword argument 'widht'" in error.message
     assert error.advice == 'Did you mean "width"? It takes width=5.'
     assert error.problem.path == "model.args"
@@ -232,7 +232,7 @@ def test_arguments_that_the_factory_does_not_take_are_refused_before_it_runs(fol
         ("mine.py:pair", {"count": 0}, "train is empty"),
     ],
 )
-def test_data_of_another_shape_is_refused(
+def test_datasets_of_another_form_are_refused(
     folder: Path, target: str, args: dict[str, Any], message: str
 ) -> None:
-    assert message in refused(DataError, build_data, target, args, folder).message
+    assert message in error_of(DataError, build_data, target, args, folder).message

@@ -11,9 +11,9 @@ from rankdeck.base.errors import DataError, ModelError
 from rankdeck.config import from_text
 from rankdeck.training import workload
 
-Load = Callable[..., workload.Workload]
+LoadWorkload = Callable[..., workload.Workload]
 
-_OWN = """
+_USER_DATA = """
 import torch
 
 def pictures():
@@ -25,8 +25,8 @@ def names():
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Load:
-    (tmp_path / "own.py").write_text(_OWN)
+def load(tmp_path: Path) -> LoadWorkload:
+    (tmp_path / "own.py").write_text(_USER_DATA)
 
     def loaded(model: str, args: str, factory: str = "pictures") -> workload.Workload:
         toml = f'model = {{ use = "{model}", args = {{ {args} }} }}\ndata = {{ use = "own.py:{factory}" }}\n'
@@ -35,7 +35,7 @@ def load(tmp_path: Path) -> Load:
     return loaded
 
 
-def test_own_data_tells_a_catalogue_model_its_inputs(load: Load) -> None:
+def test_user_data_sets_the_inputs_of_a_catalog_model(load: LoadWorkload) -> None:
     shapes = {name: tuple(p.shape) for name, p in load("mlp", "classes = 5").build_model().named_parameters()}
     assert shapes["blocks.0.linear.weight"] == (256, 3 * 4 * 4)
     assert shapes["head.weight"] == (5, 256)
@@ -52,7 +52,9 @@ def test_own_data_tells_a_catalogue_model_its_inputs(load: Load) -> None:
         ("mlp", "names", "inputs, classes"),
     ],
 )
-def test_what_own_data_does_not_tell_is_asked_for(load: Load, model: str, factory: str, needs: str) -> None:
+def test_sizes_missing_from_user_data_are_required(
+    load: LoadWorkload, model: str, factory: str, needs: str
+) -> None:
     with pytest.raises(ModelError) as told:
         load(model, "", factory).build_model()
     assert f"needs to know: {needs}." in told.value.message
@@ -67,22 +69,22 @@ def test_what_own_data_does_not_tell_is_asked_for(load: Load, model: str, factor
         ("resnet", '"digits"', "classes = 5", "model.args.classes is 5, and data digits has 10."),
     ],
 )
-def test_sizes_that_the_data_does_not_have_are_refused(model: str, data: str, args: str, words: str) -> None:
+def test_sizes_that_do_not_match_the_data_are_refused(model: str, data: str, args: str, words: str) -> None:
     toml = f'model = {{ use = "{model}", args = {{ {args} }} }}\ndata = {{ use = {data} }}\n'
     with pytest.raises(ModelError) as told:
         workload.load(from_text(toml, folder=Path.cwd()))
     assert told.value.message == words
 
 
-def test_a_batch_of_more_samples_than_own_data_has_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(_OWN)
+def test_a_batch_larger_than_the_user_data_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(_USER_DATA)
     toml = 'model.use = "mlp"\ndata.use = "own.py:pictures"\ntrain.global_batch = 9\n'
     with pytest.raises(DataError, match="more samples than the training data has: 8") as told:
         workload.load(from_text(toml, folder=tmp_path))
     assert told.value.problem.cure == {"train.global_batch": 8}
 
 
-def test_more_classes_or_tokens_than_the_data_has_are_no_harm() -> None:
+def test_more_classes_or_tokens_than_the_data_are_accepted() -> None:
     toml = 'model = { use = "mlp", args = { classes = 12 } }\ndata = { use = "digits" }\n'
     model = workload.load(from_text(toml, folder=Path.cwd())).build_model()
     assert dict(model.named_parameters())["head.weight"].shape[0] == 12

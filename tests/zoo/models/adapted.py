@@ -27,7 +27,7 @@ class LowRank(nn.Module):
         return self.base(inputs) + inputs @ self.down.T @ self.up.T
 
 
-def _replaced(root: nn.Module, made: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+def _replace_layers(root: nn.Module, made: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
     for module in list(root.modules()):
         for name, child in list(module.named_children()):
             if name in names:
@@ -37,13 +37,13 @@ def _replaced(root: nn.Module, made: type[nn.Module], names: tuple[str, ...]) ->
 
 @model("tokens", optimizer=ADAMW)
 def lora() -> nn.Module:
-    return _replaced(Decoder().requires_grad_(False), LowRank, ("q_proj", "v_proj"))
+    return _replace_layers(Decoder().requires_grad_(False), LowRank, ("q_proj", "v_proj"))
 
 
 @model("tokens")
 def lora_everywhere() -> nn.Module:
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-    return _replaced(Decoder(), LowRank, names)
+    return _replace_layers(Decoder(), LowRank, names)
 
 
 class Merged(nn.Linear):
@@ -61,7 +61,7 @@ class Merged(nn.Linear):
 
 @model("tokens")
 def lora_merged() -> nn.Module:
-    return _replaced(Decoder(), Merged, ("up_proj", "down_proj"))
+    return _replace_layers(Decoder(), Merged, ("up_proj", "down_proj"))
 
 
 class Adapted(nn.Module):
@@ -77,7 +77,7 @@ class Adapted(nn.Module):
 
 @model("tokens")
 def adapters() -> nn.Module:
-    return _replaced(Decoder(), Adapted, ("feed_forward",))
+    return _replace_layers(Decoder(), Adapted, ("feed_forward",))
 
 
 @model("tokens")
@@ -122,15 +122,15 @@ class Rounded(nn.Linear):
         if self.tracks:
             if self.training:
                 self.largest.copy_(torch.maximum(self.largest, inputs.detach().abs().amax()))
-            inputs = _rounded(inputs, self.largest / 8)
-        return F.linear(inputs, _rounded(self.weight, self.weight.detach().abs().amax() / 8), self.bias)
+            inputs = _round(inputs, self.largest / 8)
+        return F.linear(inputs, _round(self.weight, self.weight.detach().abs().amax() / 8), self.bias)
 
 
-def _rounded(value: Tensor, step: Tensor) -> Tensor:
+def _round(value: Tensor, step: Tensor) -> Tensor:
     return value + ((value / step).round() * step - value).detach()
 
 
-def _row_of_rounded(*, tracks: bool) -> nn.Module:
+def _stack_rounded(*, tracks: bool) -> nn.Module:
     made: list[nn.Module] = []
     for index in range(4):
         made += [Rounded(WIDTH if index else FEATURES, WIDTH, tracks=tracks), nn.Tanh()]
@@ -139,12 +139,12 @@ def _row_of_rounded(*, tracks: bool) -> nn.Module:
 
 @model("classes")
 def quantisation_aware() -> nn.Module:
-    return _row_of_rounded(tracks=False)
+    return _stack_rounded(tracks=False)
 
 
 @model("classes")
 def quantisation_aware_with_range() -> nn.Module:
-    return _row_of_rounded(tracks=True)
+    return _stack_rounded(tracks=True)
 
 
 class Binary(nn.Module):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.zoo.data import IGNORED, WORDS
+from tests.zoo.data import IGNORE_INDEX, WORDS
 from tests.zoo.models.language import WIDTH, Attention, Decoder, FeedForward
 from tests.zoo.registry import ADAMW, model
 
@@ -76,9 +76,9 @@ class WithLoss(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits = self.net(ids)
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX)
         balance = sum(block.experts.balance for block in self.net.blocks)
-        return {"loss": loss + 0.1 * balance, "count": (labels != IGNORED).sum()}
+        return {"loss": loss + 0.1 * balance, "count": (labels != IGNORE_INDEX).sum()}
 
 
 @model("tokens", "sum_of_outputs_and_balance")

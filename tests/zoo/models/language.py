@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.zoo.data import IGNORED, WORDS
+from tests.zoo.data import IGNORE_INDEX, WORDS
 from tests.zoo.registry import ADAMW, model
 
 WIDTH, HEADS, LENGTH = 16, 4, 8
@@ -34,7 +34,7 @@ class Attention(nn.Module):
         ]
         query, key, value = heads
         if self.rotary:
-            query, key = _turned(query), _turned(key)
+            query, key = _rotate(query), _rotate(key)
         if key.shape[1] < query.shape[1]:
             times = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
 
 
-def _turned(hidden: Tensor) -> Tensor:
+def _rotate(hidden: Tensor) -> Tensor:
     """Rotary places."""
     half = hidden.shape[-1] // 2
     angles = torch.arange(hidden.shape[2])[:, None] / 10 ** torch.arange(half)
@@ -234,9 +234,9 @@ class Masked(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits = self.net(ids * mask)
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX)
         found = {"loss": loss, "logits": logits}
-        return found | {"count": (labels != IGNORED).sum()} if self.says_count else found
+        return found | {"count": (labels != IGNORE_INDEX).sum()} if self.says_count else found
 
 
 @model("dict_with_labels", "model")

@@ -12,7 +12,7 @@ from tests.zoo.models.plain import WIDTH, layers
 from tests.zoo.registry import model
 
 
-def _with(norm: type[nn.Module], **options: object) -> nn.Module:
+def _mlp_with_norm(norm: type[nn.Module], **options: object) -> nn.Module:
     made: list[nn.Module] = []
     for index in range(5):
         made += [nn.Linear(WIDTH if index else FEATURES, WIDTH), norm(WIDTH, **options), nn.GELU()]
@@ -21,33 +21,33 @@ def _with(norm: type[nn.Module], **options: object) -> nn.Module:
 
 @model("classes")
 def layer_norms() -> nn.Module:
-    return _with(nn.LayerNorm)
+    return _mlp_with_norm(nn.LayerNorm)
 
 
 @model("classes")
 def rms_norms() -> nn.Module:
-    return _with(nn.RMSNorm)
+    return _mlp_with_norm(nn.RMSNorm)
 
 
 @model("classes")
 def batch_norms() -> nn.Module:
-    return _with(nn.BatchNorm1d)
+    return _mlp_with_norm(nn.BatchNorm1d)
 
 
 @model("classes")
 def batch_norms_of_all_time() -> nn.Module:
     """Running statistics are means of all batches so far."""
-    return _with(nn.BatchNorm1d, momentum=None)
+    return _mlp_with_norm(nn.BatchNorm1d, momentum=None)
 
 
 @model("classes")
 def batch_norms_without_statistics() -> nn.Module:
-    return _with(nn.BatchNorm1d, track_running_stats=False)
+    return _mlp_with_norm(nn.BatchNorm1d, track_running_stats=False)
 
 
 @model("classes", accumulate=2)
 def batch_norms_in_parts() -> nn.Module:
-    return _with(nn.BatchNorm1d)
+    return _mlp_with_norm(nn.BatchNorm1d)
 
 
 class KeptInEval(nn.Sequential):
@@ -63,7 +63,7 @@ class KeptInEval(nn.Sequential):
 
 @model("classes")
 def frozen_batch_norms() -> nn.Module:
-    made = KeptInEval(*_with(nn.BatchNorm1d))
+    made = KeptInEval(*_mlp_with_norm(nn.BatchNorm1d))
     for module in made:
         if isinstance(module, nn.BatchNorm1d):
             nn.init.uniform_(module.running_mean)
@@ -86,7 +86,7 @@ class OfBuffers(nn.Module):
 
 @model("classes")
 def norms_of_buffers() -> nn.Module:
-    return _with(OfBuffers)
+    return _mlp_with_norm(OfBuffers)
 
 
 class RowOfNorms(nn.Module):
@@ -195,20 +195,20 @@ def whitened_by_the_batch() -> nn.Module:
 
 @model("images")
 def group_norm_conv() -> nn.Module:
-    return _conv(lambda: nn.GroupNorm(4, 8))
+    return _conv_with_norm(lambda: nn.GroupNorm(4, 8))
 
 
 @model("images")
 def instance_norm_conv() -> nn.Module:
-    return _conv(lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True))
+    return _conv_with_norm(lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True))
 
 
 @model("images")
 def batch_norm_conv() -> nn.Module:
-    return _conv(lambda: nn.BatchNorm2d(8))
+    return _conv_with_norm(lambda: nn.BatchNorm2d(8))
 
 
-def _conv(norm: object) -> nn.Module:
+def _conv_with_norm(norm: object) -> nn.Module:
     made: list[nn.Module] = []
     for index in range(4):
         made += [nn.Conv2d(8 if index else 2, 8, 3, padding=1, bias=False), norm(), nn.ReLU()]  # type: ignore[operator]

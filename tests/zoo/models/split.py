@@ -194,20 +194,20 @@ class Pair(nn.Module):
         return self.leave(hidden + self.down(self.between(self.up(hidden))))
 
 
-OWN_PLAN = {"up": "column", "down": "row"}
+USER_PLAN = {"up": "column", "down": "row"}
 
 
-@model("classes", plan=OWN_PLAN)
+@model("classes", plan=USER_PLAN)
 def own_plan() -> nn.Module:
     return Pair(F.gelu)
 
 
-@model("classes", plan=OWN_PLAN)
+@model("classes", plan=USER_PLAN)
 def own_plan_over_a_norm() -> nn.Module:
     return Pair(lambda up: F.layer_norm(up, up.shape[-1:]))
 
 
-@model("classes", plan=OWN_PLAN)
+@model("classes", plan=USER_PLAN)
 def own_plan_over_a_maximum() -> nn.Module:
     return Pair(lambda up: up - up.amax(-1, keepdim=True).detach())
 

@@ -23,27 +23,27 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QAbstractButton, QMenu, QSizePolicy, QWidget
 
-from rankdeck.compare.naming import MOST_RUNS, RunAt
-from rankdeck.compare.table import letter_of
-from rankdeck_app.language import spoken, tr
+from rankdeck.compare.run_ref import MAX_RUNS, RunRef
+from rankdeck.compare.table import run_letter
+from rankdeck_app.language import tr, translate
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.controls import tool_button
-from rankdeck_app.widgets.painting import chart_font, dashed_line, paint_text
-from rankdeck_app.widgets.run_list import outcome_look, outcome_text
-from rankdeck_app.widgets.run_names import SharedNames
-from rankdeck_app.widgets.run_signs import LETTER_HEIGHT, LETTER_WIDTH, paint_dash, paint_letter
+from rankdeck_app.widgets.painting import chart_font, dashed_pen, paint_text
+from rankdeck_app.widgets.run_list import outcome_style, outcome_text
+from rankdeck_app.widgets.run_markers import LETTER_HEIGHT, LETTER_WIDTH, paint_dash, paint_letter
+from rankdeck_app.widgets.run_names import NameShortener
 
 _HEIGHT, _GAP = 48, 10
-_LEAST_WIDTH, _MOST_WIDTH = 196, 300
-_ELIDED = Qt.TextElideMode.ElideRight
+_MIN_WIDTH, _MAX_WIDTH = 196, 300
+_ELIDE = Qt.TextElideMode.ElideRight
 
 
 @dataclass(frozen=True)
-class ChipFigure:
+class ChipData:
     """`facts` is the second line; `attempts` those of the run that could stand here by themselves."""
 
-    at: RunAt
-    place: int
+    ref: RunRef
+    index: int
     name: str
     outcome: str
     facts: str
@@ -54,57 +54,57 @@ class ChipFigure:
 class RunChip(QAbstractButton):
     """`acts` do something to the run: baseline, open, remove; attempt is given its number, too."""
 
-    def __init__(self, theme: Theme, figure: ChipFigure, acts: Mapping[str, Callable[..., object]]) -> None:
+    def __init__(self, theme: Theme, figure: ChipData, acts: Mapping[str, Callable[..., object]]) -> None:
         super().__init__()
-        self._theme, self._acts = theme, acts
-        self.figure = figure
+        self._theme, self._actions = theme, acts
+        self.data = figure
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
-        self.remove_button = tool_button(theme, "close", "", lambda: self._act("remove"))
+        self.remove_button = tool_button(theme, "close", "", lambda: self._run_action("remove"))
         self.remove_button.setParent(self)
-        self.clicked.connect(lambda: self._act("baseline"))
+        self.clicked.connect(lambda: self._run_action("baseline"))
         theme.changed.connect(self.update)
-        self.set_figure(figure)
+        self.set_data(figure)
 
-    def set_figure(self, figure: ChipFigure, names: SharedNames | None = None) -> None:
+    def set_data(self, figure: ChipData, names: NameShortener | None = None) -> None:
         """`names` are those of all chips."""
-        self.figure, self._names = figure, names or SharedNames([figure.name])
-        letter, base, what = letter_of(figure.place), "", tr("Click: differences are from this run")
+        self.data, self._names = figure, names or NameShortener([figure.name])
+        letter, base, what = run_letter(figure.index), "", tr("Click: differences are from this run")
         if figure.is_baseline:
             base, what = tr("the baseline"), tr("Differences are from this run")
-        facts = ", ".join(filter(None, (spoken(outcome_text(figure.outcome)), figure.facts)))
+        facts = ", ".join(filter(None, (translate(outcome_text(figure.outcome)), figure.facts)))
         self.setAccessibleName(", ".join(filter(None, (f"{letter}: {figure.name}", facts, base))))
-        self.setToolTip(f"{figure.name}\n{facts}\n{figure.at}\n{what}")
+        self.setToolTip(f"{figure.name}\n{facts}\n{figure.ref}\n{what}")
         self.remove_button.setToolTip(tr("Take Out"))
         self.remove_button.setAccessibleName(tr("Take {letter} out: {run}", letter=letter, run=figure.name))
         self.update()
 
-    def _act(self, name: str, *more: object) -> None:
-        self._acts[name](self.figure.at, *more)
+    def _run_action(self, name: str, *more: object) -> None:
+        self._actions[name](self.data.ref, *more)
 
     def sizeHint(self) -> QSize:
-        return QSize(_LEAST_WIDTH, _HEIGHT)
+        return QSize(_MIN_WIDTH, _HEIGHT)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         self.remove_button.move(self.width() - 26, 4)
 
     def build_menu(self) -> QMenu:
         menu = QMenu(self)
-        base = menu.addAction(tr("Make It the Baseline"), lambda: self._act("baseline"))
-        base.setDisabled(self.figure.is_baseline)
-        menu.addAction(tr("Open"), lambda: self._act("open"))
-        for attempt in self.figure.attempts:
+        base = menu.addAction(tr("Make It the Baseline"), lambda: self._run_action("baseline"))
+        base.setDisabled(self.data.is_baseline)
+        menu.addAction(tr("Open"), lambda: self._run_action("open"))
+        for attempt in self.data.attempts:
             words = tr("Add Attempt {attempt} Alone", attempt=attempt)
             if attempt == 0:
                 words = tr("Add Attempt {attempt} Alone (before it was resumed)", attempt=attempt)
-            menu.addAction(words, partial(self._act, "attempt", attempt))
+            menu.addAction(words, partial(self._run_action, "attempt", attempt))
         menu.addSeparator()
-        menu.addAction(tr("Take Out"), lambda: self._act("remove"))
+        menu.addAction(tr("Take Out"), lambda: self._run_action("remove"))
         return menu
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace):
-            self._act("remove")
+            self._run_action("remove")
         else:
             super().keyPressEvent(event)
 
@@ -114,7 +114,7 @@ class RunChip(QAbstractButton):
         menu.popup(event.globalPos())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        figure, color = self.figure, self._theme.color
+        figure, color = self.data, self._theme.color
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         frame = "focusBorder" if figure.is_baseline or self.hasFocus() else "rankdeck.card.border"
@@ -122,17 +122,17 @@ class RunChip(QAbstractButton):
         painter.setBrush(color("list.hoverBackground" if self.underMouse() else "rankdeck.card.background"))
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 6, 6)
         plate = QRectF(10, 7, LETTER_WIDTH, LETTER_HEIGHT)
-        paint_letter(painter, self._theme, plate, figure.place, is_baseline=figure.is_baseline)
-        paint_dash(painter, self._theme, QRectF(10, 28, LETTER_WIDTH, 12), figure.place)
+        paint_letter(painter, self._theme, plate, figure.index, is_baseline=figure.is_baseline)
+        paint_dash(painter, self._theme, QRectF(10, 28, LETTER_WIDTH, 12), figure.index)
         left = plate.right() + 10
         title = QRectF(left, 6, self.width() - left - 30, 20)
         metrics = QFontMetricsF(chart_font(12, bold=True))
-        name = self._names.fitted(figure.name, metrics, title.width())
+        name = self._names.shorten(figure.name, metrics, title.width())
         paint_text(painter, title, name, color("foreground"), 12, bold=True)
-        icon, tone, _ = outcome_look(figure.outcome)
+        icon, tone, _ = outcome_style(figure.outcome)
         draw_icon(painter, icon, QRectF(left, 27, 14, 14), color(tone))
         facts = QRectF(left + 19, 26, self.width() - left - 29, 16)
-        paint_text(painter, facts, figure.facts, color("descriptionForeground"), 11, elide=_ELIDED)
+        paint_text(painter, facts, figure.facts, color("descriptionForeground"), 11, elide=_ELIDE)
         painter.end()
 
 
@@ -152,65 +152,65 @@ class _AddTile(QAbstractButton):
         color, lit = self._theme.color, self.hasFocus() or self.underMouse()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(dashed_line(color("focusBorder" if lit else "rankdeck.axis")))
+        painter.setPen(dashed_pen(color("focusBorder" if lit else "rankdeck.axis")))
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 6, 6)
         ink = color("foreground" if lit else "descriptionForeground")
         draw_icon(painter, "add", QRectF(14, (self.height() - 16) / 2, 16, 16), ink)
         room = QRectF(40, 0, self.width() - 46, self.height())
-        paint_text(painter, room, tr("Add runs…"), ink, 12, elide=_ELIDED)
+        paint_text(painter, room, tr("Add runs…"), ink, 12, elide=_ELIDE)
         painter.end()
 
 
 class ChipRow(QWidget):
-    """`added` asks for more runs."""
+    """`add_requested` asks for more runs."""
 
-    added = Signal()
+    add_requested = Signal()
 
     def __init__(self, theme: Theme, acts: Mapping[str, Callable[..., object]]) -> None:
         super().__init__()
-        self._theme, self._acts = theme, acts
+        self._theme, self._actions = theme, acts
         self.chips: list[RunChip] = []
         self._names: list[str] = []
         self.add_tile = _AddTile(theme)
         self.add_tile.setParent(self)
-        self.add_tile.clicked.connect(lambda: self.added.emit())
+        self.add_tile.clicked.connect(lambda: self.add_requested.emit())
         policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
         self.setAccessibleName(tr("Compared runs"))
 
-    def show_figures(self, figures: Sequence[ChipFigure]) -> None:
+    def set_chips(self, figures: Sequence[ChipData]) -> None:
         """Chips stay the same objects while their runs stay: one of them may have the focus."""
-        if [chip.figure.at for chip in self.chips] != [figure.at for figure in figures]:
-            self._make(figures)
+        if [chip.data.ref for chip in self.chips] != [figure.ref for figure in figures]:
+            self._rebuild(figures)
         names = [figure.name for figure in figures]
         is_new, self._names = names != self._names, names
         for chip, figure in zip(self.chips, figures, strict=True):
-            if is_new or chip.figure != figure:
-                chip.set_figure(figure, SharedNames(names))
+            if is_new or chip.data != figure:
+                chip.set_data(figure, NameShortener(names))
 
-    def _make(self, figures: Sequence[ChipFigure]) -> None:
-        known = {chip.figure.at: chip for chip in self.chips}
+    def _rebuild(self, figures: Sequence[ChipData]) -> None:
+        known = {chip.data.ref: chip for chip in self.chips}
         self.chips = []
         for figure in figures:
-            chip = known.pop(figure.at, None) or RunChip(self._theme, figure, self._acts)
+            chip = known.pop(figure.ref, None) or RunChip(self._theme, figure, self._actions)
             chip.setParent(self)
             chip.show()
             self.chips.append(chip)
         for chip in known.values():
             chip.hide()
             chip.deleteLater()
-        self.add_tile.setVisible(len(figures) < MOST_RUNS)
+        self.add_tile.setVisible(len(figures) < MAX_RUNS)
         for before, after in pairwise([*self.chips, self.add_tile]):
             QWidget.setTabOrder(before, after)
-        self._place()
+        self._lay_out()
         self.updateGeometry()
 
     def _tiles(self) -> list[QWidget]:
-        return [*self.chips, *([self.add_tile] if len(self.chips) < MOST_RUNS else [])]
+        return [*self.chips, *([self.add_tile] if len(self.chips) < MAX_RUNS else [])]
 
     def _num_columns(self, width: int) -> int:
-        return max(1, min(len(self._tiles()), (width + _GAP) // (_LEAST_WIDTH + _GAP)))
+        return max(1, min(len(self._tiles()), (width + _GAP) // (_MIN_WIDTH + _GAP)))
 
     def hasHeightForWidth(self) -> bool:
         return True
@@ -220,17 +220,17 @@ class ChipRow(QWidget):
         return num_rows * (_HEIGHT + _GAP) - _GAP
 
     def sizeHint(self) -> QSize:
-        return QSize(3 * _LEAST_WIDTH, self.heightForWidth(max(_LEAST_WIDTH, self.width())))
+        return QSize(3 * _MIN_WIDTH, self.heightForWidth(max(_MIN_WIDTH, self.width())))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(_LEAST_WIDTH, _HEIGHT)
+        return QSize(_MIN_WIDTH, _HEIGHT)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        self._place()
+        self._lay_out()
 
-    def _place(self) -> None:
+    def _lay_out(self) -> None:
         num_columns = self._num_columns(self.width())
-        width = min(_MOST_WIDTH, (self.width() - _GAP * (num_columns - 1)) // num_columns)
+        width = min(_MAX_WIDTH, (self.width() - _GAP * (num_columns - 1)) // num_columns)
         for place, tile in enumerate(self._tiles()):
             row, column = divmod(place, num_columns)
             tile.setGeometry(column * (width + _GAP), row * (_HEIGHT + _GAP), width, _HEIGHT)

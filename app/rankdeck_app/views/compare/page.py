@@ -1,7 +1,7 @@
 """The tab of a comparison: its runs on top, then figures, losses, memory, speed, and what differs.
 
 It owns its `Comparing` and drains it once a frame; cards change when figures do. Which runs it shows is kept
-over a restart. Read state/comparing.py before.
+over a restart. Read state/run_comparison.py before.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QScrollArea, QWidget
 from shiboken6 import isValid
 
-from rankdeck.base.phrases import marked
-from rankdeck.compare.naming import LEAST_RUNS, RunAt
+from rankdeck.base.phrases import tr_noop
+from rankdeck.compare.run_ref import MIN_RUNS, RunRef
 from rankdeck.compare.table import Comparison
 from rankdeck_app.language import tr
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
-from rankdeck_app.state.comparing import Comparing
+from rankdeck_app.state.run_comparison import RunComparison
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.compare import compare_figures
+from rankdeck_app.views.compare import compare_chart_data
 from rankdeck_app.views.compare.chips import ChipRow
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.card_files import CsvRows
-from rankdeck_app.widgets.layouts import column, push_button, row, scrolled, text_label
-from rankdeck_app.widgets.loss_overlay import MOST_WITH_RAW, LossOverlay
+from rankdeck_app.widgets.card_export import CsvRows
+from rankdeck_app.widgets.comparison_table import ComparisonTable
+from rankdeck_app.widgets.layouts import column, make_scroll_area, push_button, row, text_label
+from rankdeck_app.widgets.loss_overlay import MAX_RUNS_WITH_RAW, LossOverlay
 from rankdeck_app.widgets.paired_bars import PairedBars
-from rankdeck_app.widgets.side_by_side import SideBySide
 
 _LOSS_HEIGHT = 300
-_LEAST_CHARTS = 440
+_MIN_CHARTS_WIDTH = 440
 """Of the width that charts need beside the table."""
 _RIGHT, _EDGE, _SCROLL_BAR, _GAP, _CARD_MARGINS = 16, 4, 10, 10, 20
-_EMPTY = marked("Add two or more runs to see them side by side.")
-_ONE = marked("Add another run to compare this one with.")
+_EMPTY = tr_noop("Add two or more runs to see them side by side.")
+_ONE_RUN = tr_noop("Add another run to compare this one with.")
 
 
 class ComparePage(Page):
-    """`acts` are for its runs: open one, ask for more. `looked_at` brings the runs, and those before them,
-    whenever they change."""
+    """`acts` are for its runs: open one, ask for more. `comparison_changed` brings the runs, and those before
+    them, whenever they change."""
 
-    path_command = "view.show.runs"
-    looked_at = Signal(list, list)
+    breadcrumb_command = "view.show.runs"
+    comparison_changed = Signal(list, list)
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class ComparePage(Page):
         acts: Mapping[str, Callable[..., object]],
     ) -> None:
         super().__init__(page_id, title=tr("Compare"), icon="git-compare")
-        self._acts = acts
-        self.comparing = Comparing(is_known=lambda path: bool(acts["is_known"](path)))
-        self._known: list[RunAt] = []
+        self._actions = acts
+        self.comparing = RunComparison(is_known=lambda path: bool(acts["is_known"](path)))
+        self._shown_refs: list[RunRef] = []
         self.chips = ChipRow(
             theme,
             {
@@ -67,107 +67,118 @@ class ComparePage(Page):
                 "attempt": lambda at, attempt: self.add([at._replace(attempt=attempt)]),
             },
         )
-        self.chips.added.connect(lambda: acts["add"](self))
+        self.chips.add_requested.connect(lambda: acts["add"](self))
         self.message = text_label(tone="dim")
         self._make_cards(theme)
-        self._body, self._beside = _body(self.cards)
+        self._body, self._columns = _make_body(self.cards)
         top = column(self.chips, self.message, margins=(0, 0, _RIGHT - _EDGE, 0), spacing=10)
-        self._area = self._scroll()
-        column(top, (self._area, 1), on=self, margins=(16, 8, _EDGE, 0), spacing=10)
+        self._scroll_area = self._make_scroll_area()
+        column(top, (self._scroll_area, 1), on=self, margins=(16, 8, _EDGE, 0), spacing=10)
         self.setFocusProxy(self.chips.add_tile)
         self.comparing.runs_changed.connect(self._show_runs)
-        self.comparing.changed.connect(self._show_figures)
+        self.comparing.changed.connect(self._show_comparison)
         self.destroyed.connect(partial(_close, self.comparing))
-        clock.subscribe(self._frame)
+        clock.subscribe(self._on_frame)
         self._show_runs()
 
     def _make_cards(self, theme: Theme) -> None:
         figures, differing = tr("Figures"), tr("What differs")
         vram, speed = tr("VRAM per device"), tr("Speed and bytes")
-        self.table, self.keys = SideBySide(theme, figures), SideBySide(theme, differing)
-        self.memory, self.speed = PairedBars(theme, vram), PairedBars(theme, speed)
-        self.loss = LossOverlay(theme)
-        self.switch = {
-            by: push_button(tr(words), tr(meaning), partial(self.set_by, by), kind="segment", height=22)
-            for by, (words, meaning) in compare_figures.BY_WORDS.items()
+        self.metric_table, self.difference_table = (
+            ComparisonTable(theme, figures),
+            ComparisonTable(theme, differing),
+        )
+        self.memory_bars, self.speed_bars = PairedBars(theme, vram), PairedBars(theme, speed)
+        self.loss_plot = LossOverlay(theme)
+        self.axis_buttons = {
+            by: push_button(tr(words), tr(meaning), partial(self.set_axis, by), kind="segment", height=22)
+            for by, (words, meaning) in compare_chart_data.AXIS_LABELS.items()
         }
-        for by, button in self.switch.items():
+        for by, button in self.axis_buttons.items():
             button.setAccessibleName(button.toolTip())
-            button.setChecked(by == self.loss.by)
+            button.setChecked(by == self.loss_plot.axis)
         losses = QWidget()
         losses.setMinimumHeight(_LOSS_HEIGHT)
-        column(row(*self.switch.values(), None, spacing=6), (self.loss, 1), on=losses, spacing=6)
+        column(row(*self.axis_buttons.values(), None, spacing=6), (self.loss_plot, 1), on=losses, spacing=6)
         self.cards = {
-            "figures": ChartCard(figures, theme, self.table, self._rows(compare_figures.figures_rows)),
-            "loss": ChartCard(tr("Training loss"), theme, losses, self.loss.csv_rows),
-            "memory": ChartCard(vram, theme, self.memory, self._rows(compare_figures.memory_rows)),
-            "speed": ChartCard(speed, theme, self.speed, self._rows(compare_figures.speed_rows)),
-            "keys": ChartCard(differing, theme, self.keys, self._rows(compare_figures.difference_rows)),
+            "figures": ChartCard(
+                figures, theme, self.metric_table, self._csv_rows(compare_chart_data.metric_rows)
+            ),
+            "loss": ChartCard(tr("Training loss"), theme, losses, self.loss_plot.csv_rows),
+            "memory": ChartCard(
+                vram, theme, self.memory_bars, self._csv_rows(compare_chart_data.memory_rows)
+            ),
+            "speed": ChartCard(speed, theme, self.speed_bars, self._csv_rows(compare_chart_data.speed_rows)),
+            "keys": ChartCard(
+                differing, theme, self.difference_table, self._csv_rows(compare_chart_data.difference_rows)
+            ),
         }
 
-    def _rows(self, of: Callable[[Comparison | None], Iterable[Sequence[object]]]) -> CsvRows:
+    def _csv_rows(self, of: Callable[[Comparison | None], Iterable[Sequence[object]]]) -> CsvRows:
         """An export is of what is known at its moment."""
         return lambda: of(self.comparing.comparison)
 
-    def _scroll(self) -> QScrollArea:
-        area = scrolled(self._body, tr("Comparison"))
+    def _make_scroll_area(self) -> QScrollArea:
+        area = make_scroll_area(self._body, tr("Comparison"))
         area.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # arrow keys scroll
         return area
 
     # What it shows
 
-    def add(self, ats: list[RunAt]) -> None:
+    def add(self, ats: list[RunRef]) -> None:
         """Take runs in; what is refused is said."""
         if refused := self.comparing.add(ats):
-            self._acts["say"]("\n".join(refused))
+            self._actions["say"]("\n".join(refused))
 
-    def set_by(self, by: str) -> None:
+    def set_axis(self, by: str) -> None:
         """Losses over another axis."""
-        for name, button in self.switch.items():
+        for name, button in self.axis_buttons.items():
             button.setChecked(name == by)
-        self.loss.set_by(by)
+        self.loss_plot.set_axis(by)
 
     def _show_runs(self) -> None:
-        before, self._known = self._known, self.comparing.ats
-        self.loss.set_runs(self.comparing.runs)
-        self._show_figures()
+        before, self._shown_refs = self._shown_refs, self.comparing.refs
+        self.loss_plot.set_runs(self.comparing.runs)
+        self._show_comparison()
         base = self.comparing.baseline
-        if len(self._known) >= LEAST_RUNS:
-            self.looked_at.emit([self._known[base], *self._known[:base], *self._known[base + 1 :]], before)
+        if len(self._shown_refs) >= MIN_RUNS:
+            self.comparison_changed.emit(
+                [self._shown_refs[base], *self._shown_refs[:base], *self._shown_refs[base + 1 :]], before
+            )
         self.actions_changed.emit()
 
-    def _show_figures(self) -> None:
+    def _show_comparison(self) -> None:
         comparison, num_runs = self.comparing.comparison, len(self.comparing.runs)
         self._show_title()
-        self.chips.show_figures(compare_figures.chips(self.comparing))
-        message = _EMPTY if not num_runs else _ONE if num_runs < LEAST_RUNS else ""
+        self.chips.set_chips(compare_chart_data.chip_data(self.comparing))
+        message = _EMPTY if not num_runs else _ONE_RUN if num_runs < MIN_RUNS else ""
         self.message.setText(tr(message) if message else "")
         self.message.setVisible(bool(message))
         self._body.setVisible(comparison is not None)
         always, never = Qt.ScrollBarPolicy.ScrollBarAlwaysOn, Qt.ScrollBarPolicy.ScrollBarAlwaysOff
         # Always where there are cards, so that their edges align with the chips'.
-        self._area.setVerticalScrollBarPolicy(always if comparison is not None else never)
-        self.loss.request_draw()
+        self._scroll_area.setVerticalScrollBarPolicy(always if comparison is not None else never)
+        self.loss_plot.request_draw()
         if comparison is None:
             return
-        self.table.set_figure(compare_figures.figures(comparison))
+        self.metric_table.set_data(compare_chart_data.metric_table(comparison))
         self._lay_out()
-        self.keys.set_figure(compare_figures.differences(comparison))
-        for name, table in (("figures", self.table), ("keys", self.keys)):
+        self.difference_table.set_data(compare_chart_data.difference_table(comparison))
+        for name, table in (("figures", self.metric_table), ("keys", self.difference_table)):
             # A column that is narrower cuts its numbers: the page scrolls sidewards.
             self.cards[name].setMinimumWidth(table.minimumSizeHint().width() + _CARD_MARGINS)
-        memory, speed = compare_figures.memory(comparison), compare_figures.speed(comparison)
-        self.memory.set_figure(memory)
-        self.speed.set_figure(speed)
+        memory, speed = compare_chart_data.memory_bars(comparison), compare_chart_data.speed_bars(comparison)
+        self.memory_bars.set_data(memory)
+        self.speed_bars.set_data(speed)
         self.cards["memory"].setVisible(bool(memory.groups))
         self.cards["speed"].setVisible(bool(speed.groups))
         self.cards["figures"].set_subtitle(tr("★ the best, or not told apart from it"), tr("★ the best"))
-        raw = tr("raw and smoothed") if num_runs <= MOST_WITH_RAW else tr("smoothed")
+        raw = tr("raw and smoothed") if num_runs <= MAX_RUNS_WITH_RAW else tr("smoothed")
         self.cards["loss"].set_subtitle(f"{raw}, {tr('◆ held-out')}", raw)
-        self.cards["memory"].set_subtitle(compare_figures.memory_subtitle(comparison, memory))
-        self.cards["loss"].set_source(compare_figures.loss_source(comparison))
-        self.cards["memory"].set_source(compare_figures.memory_source(comparison))
-        self.cards["speed"].set_source(compare_figures.speed_source(comparison))
+        self.cards["memory"].set_subtitle(compare_chart_data.memory_subtitle(comparison, memory))
+        self.cards["loss"].set_source(compare_chart_data.loss_source(comparison))
+        self.cards["memory"].set_source(compare_chart_data.memory_source(comparison))
+        self.cards["speed"].set_source(compare_chart_data.speed_source(comparison))
         self.cards["keys"].set_subtitle(tr("keys that are the same are left out"))
 
     def _show_title(self) -> None:
@@ -177,11 +188,11 @@ class ComparePage(Page):
         if title != self.title:
             self.set_title(title)
 
-    def _frame(self) -> None:
+    def _on_frame(self) -> None:
         if self.comparing.drain():
-            self.loss.request_draw()
+            self.loss_plot.request_draw()
         if self.isVisible():
-            self.loss.tick()
+            self.loss_plot.tick()
 
     # A tab
 
@@ -189,22 +200,22 @@ class ComparePage(Page):
         return [tr("runs"), tr("Compare")]
 
     def tooltip(self) -> str:
-        return "\n".join(map(str, self.comparing.ats)) or self.title
+        return "\n".join(map(str, self.comparing.refs)) or self.title
 
     def tab_actions(self) -> list[PageAction]:
-        if len(self.comparing.runs) < LEAST_RUNS:
+        if len(self.comparing.runs) < MIN_RUNS:
             return []
         return [PageAction("save", tr("Save as a Page…"), "compare.save")]
 
     def save_state(self) -> dict[str, Any]:
-        return {**self.comparing.saved(), "by": self.loss.by}
+        return {**self.comparing.save_state(), "by": self.loss_plot.axis}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        gone = self.comparing.restore(state)
-        if state.get("by") in self.switch:
-            self.set_by(state["by"])
+        gone = self.comparing.restore_state(state)
+        if state.get("by") in self.axis_buttons:
+            self.set_axis(state["by"])
         if gone:
-            self._acts["say"]("\n".join(gone))
+            self._actions["say"]("\n".join(gone))
 
     def sizeHint(self) -> QSize:
         return QSize(900, 600)
@@ -216,13 +227,13 @@ class ComparePage(Page):
     def _lay_out(self) -> None:
         """The charts beside the table where both have room, else below it."""
         half = (self.width() - 16 - _RIGHT - _GAP) // 2
-        is_wide = half >= max(_LEAST_CHARTS, self.table.figure.comfortable_width + 20)
+        is_wide = half >= max(_MIN_CHARTS_WIDTH, self.metric_table.data.preferred_width + 20)
         direction = QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom
-        if self._beside.direction() != direction:
-            self._beside.setDirection(direction)
+        if self._columns.direction() != direction:
+            self._columns.setDirection(direction)
 
 
-def _body(cards: Mapping[str, ChartCard]) -> tuple[QWidget, QBoxLayout]:
+def _make_body(cards: Mapping[str, ChartCard]) -> tuple[QWidget, QBoxLayout]:
     """All cards, and the layout whose halves stand beside each other where there is room."""
     inside = QWidget()
     beside = row(
@@ -235,7 +246,7 @@ def _body(cards: Mapping[str, ChartCard]) -> tuple[QWidget, QBoxLayout]:
     return inside, beside
 
 
-def _close(comparing: Comparing, _page: object = None) -> None:
+def _close(comparing: RunComparison, _page: object = None) -> None:
     if isValid(comparing):  # the window's end takes all along
         comparing.close()
         comparing.deleteLater()

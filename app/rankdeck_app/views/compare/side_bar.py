@@ -9,28 +9,28 @@ from PySide6.QtCore import QEvent, QObject, QRect, QRectF, QSortFilterProxyModel
 from PySide6.QtGui import QColor, QKeyEvent, QPainter
 from PySide6.QtWidgets import QLineEdit, QListView, QListWidget, QListWidgetItem, QWidget
 
-from rankdeck.base.phrases import marked
-from rankdeck.compare.naming import RunAt
+from rankdeck.base.phrases import tr_noop
+from rankdeck.compare.run_ref import RunRef
 from rankdeck_app.language import tr
 from rankdeck_app.shell.side_bar import SideBarView
-from rankdeck_app.state.kept_file import RecentComparisons
 from rankdeck_app.state.runs import Runs, RunsModel
+from rankdeck_app.state.state_file import RecentComparisons
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.layouts import column, push_button, text_label
 from rankdeck_app.widgets.painting import DATA_ROLE, Index, ListRowDelegate, paint_text
 from rankdeck_app.widgets.run_list import ROW_HEIGHT, RunDelegate
-from rankdeck_app.widgets.run_signs import LETTER_HEIGHT, LETTER_WIDTH, paint_dash, paint_letter
+from rankdeck_app.widgets.run_markers import LETTER_HEIGHT, LETTER_WIDTH, paint_dash, paint_letter
 
 if TYPE_CHECKING:
-    from rankdeck_app.state.comparing import Comparing
+    from rankdeck_app.state.run_comparison import RunComparison
 
-_CHOSEN_HEIGHT, _RECENT_HEIGHT = 30, 40
-_MOST_SHOWN = 8
-_NOTHING = marked("No comparison is open. Choose a run below, or one of the recent ones.")
-_PLAIN = Qt.TextElideMode.ElideRight
+_COMPARED_HEIGHT, _RECENT_HEIGHT = 30, 40
+_MAX_VISIBLE = 8
+_EMPTY = tr_noop("No comparison is open. Choose a run below, or one of the recent ones.")
+_ELIDE = Qt.TextElideMode.ElideRight
 
 
-class _ChosenDelegate(ListRowDelegate):
+class _ComparedDelegate(ListRowDelegate):
     """A run with its letter and dash; `DATA_ROLE` has (place, name, is it the baseline)."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
@@ -45,7 +45,7 @@ class _ChosenDelegate(ListRowDelegate):
         paint_text(painter, room, text, ink("foreground"), 12, elide=Qt.TextElideMode.ElideMiddle)
 
 
-class _FoundDelegate(RunDelegate):
+class _CandidateDelegate(RunDelegate):
     """A run; those that are compared already are dim."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
@@ -59,18 +59,18 @@ class _RecentDelegate(ListRowDelegate):
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         first, second = index.data(DATA_ROLE)
         room = QRect(rect.x() + 14, rect.y() + 2, rect.width() - 26, 20)
-        paint_text(painter, room, first, ink("foreground"), 12, elide=_PLAIN)
+        paint_text(painter, room, first, ink("foreground"), 12, elide=_ELIDE)
         room.translate(0, 17)
-        paint_text(painter, room, second, ink("descriptionForeground"), 11, elide=_PLAIN)
+        paint_text(painter, room, second, ink("descriptionForeground"), 11, elide=_ELIDE)
 
 
-class _Comparable(QSortFilterProxyModel):
+class _ComparableFilter(QSortFilterProxyModel):
     """The runs that are looked for, without races and their entries; those in `compared` cannot be chosen."""
 
-    compared: Sequence[RunAt] = ()
+    compared: Sequence[RunRef] = ()
 
     def flags(self, index: Index) -> Qt.ItemFlag:
-        is_compared = RunAt(index.data(RunsModel.InfoRole).path) in self.compared
+        is_compared = RunRef(index.data(RunsModel.InfoRole).path) in self.compared
         return Qt.ItemFlag.NoItemFlags if is_compared else super().flags(index)
 
     def filterAcceptsRow(self, row: int, parent: Index) -> bool:
@@ -80,7 +80,8 @@ class _Comparable(QSortFilterProxyModel):
 
 
 class CompareView(SideBarView):
-    """`acts`: add a run, open (a list of runs), pick. `comparing` of what is on show is given to `follow`."""
+    """`acts`: add a run, open (a list of runs), pick. `comparing` of what is on show is given to
+    `set_comparing`."""
 
     def __init__(
         self,
@@ -90,42 +91,55 @@ class CompareView(SideBarView):
         acts: Mapping[str, Callable[..., object]],
     ) -> None:
         super().__init__(theme)
-        self._runs, self._recent, self._acts = runs, recent, acts
-        self._comparing: Comparing | None = None
+        self._runs, self._recent, self._actions = runs, recent, acts
+        self._comparing: RunComparison | None = None
         self._make_lists(theme)
-        self.empty = text_label(tr(_NOTHING), "dim")
-        self.empty.setContentsMargins(14, 0, 14, 0)
+        self.empty_label = text_label(tr(_EMPTY), "dim")
+        self.empty_label.setContentsMargins(14, 0, 14, 0)
         chosen = QWidget()
-        column(self.empty, self.chosen, on=chosen)
+        column(self.empty_label, self.compared_list, on=chosen)
         adding = QWidget()
         pick = push_button(tr("Choose Several…"), tr("Choose runs one after another"), acts["pick"])
-        column(column(self.filter, pick, margins=(12, 0, 12, 0), spacing=6), self.found, on=adding, spacing=6)
+        column(
+            column(self.filter, pick, margins=(12, 0, 12, 0), spacing=6),
+            self.candidate_list,
+            on=adding,
+            spacing=6,
+        )
         self.add_section(tr("Compared"), chosen)
         self.add_section(tr("Add a run"), adding)
-        self.recent_section = self.add_section(tr("Recent"), self.recents)
+        self.recent_section = self.add_section(tr("Recent"), self.recent_list)
         self.setFocusProxy(self.filter)
         runs.changed.connect(self._size_lists)
         runs.changed.connect(self._show_recent)
         recent.changed.connect(self._show_recent)
         self._show_recent()
-        self._show_chosen()
+        self._show_compared()
 
     def _make_lists(self, theme: Theme) -> None:
-        self.chosen, self.recents = QListWidget(), QListWidget()
+        self.compared_list, self.recent_list = QListWidget(), QListWidget()
         self.filter = QLineEdit(placeholderText=tr("Name, strategy or outcome"), clearButtonEnabled=True)
         self.filter.setAccessibleName(tr("Find runs to compare"))
-        self.proxy = _Comparable(self)
+        self.proxy = _ComparableFilter(self)
         self.proxy.setSourceModel(self._runs.model)
         self.proxy.setFilterCaseSensitivity(Qt.CaseSensitivity.CaseInsensitive)
         self.filter.textChanged.connect(self.proxy.setFilterFixedString)
         self.filter.textChanged.connect(self._size_lists)
-        self.found = QListView()
-        self.found.setModel(self.proxy)
-        self.found.setUniformItemSizes(True)
+        self.candidate_list = QListView()
+        self.candidate_list.setModel(self.proxy)
+        self.candidate_list.setUniformItemSizes(True)
         lists: Sequence[tuple[QListView, str, ListRowDelegate]] = (
-            (self.chosen, tr("Compared runs"), _ChosenDelegate(theme, self.chosen, _CHOSEN_HEIGHT)),
-            (self.found, tr("Runs to add"), _FoundDelegate(theme, self.found, ())),
-            (self.recents, tr("Recent comparisons"), _RecentDelegate(theme, self.recents, _RECENT_HEIGHT)),
+            (
+                self.compared_list,
+                tr("Compared runs"),
+                _ComparedDelegate(theme, self.compared_list, _COMPARED_HEIGHT),
+            ),
+            (self.candidate_list, tr("Runs to add"), _CandidateDelegate(theme, self.candidate_list, ())),
+            (
+                self.recent_list,
+                tr("Recent comparisons"),
+                _RecentDelegate(theme, self.recent_list, _RECENT_HEIGHT),
+            ),
         )
         for one, name, delegate in lists:
             one.setAccessibleName(name)
@@ -133,78 +147,78 @@ class CompareView(SideBarView):
             one.setMouseTracking(True)
             one.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
             theme.changed.connect(one.viewport().update)
-        self.chosen.setToolTip(tr("Enter: make it the baseline. Delete: take it out."))
-        self.chosen.installEventFilter(self)
-        self.chosen.activated.connect(lambda index: self._make_baseline(index.row()))
-        for signal in (self.found.clicked, self.found.activated):
+        self.compared_list.setToolTip(tr("Enter: make it the baseline. Delete: take it out."))
+        self.compared_list.installEventFilter(self)
+        self.compared_list.activated.connect(lambda index: self._make_baseline(index.row()))
+        for signal in (self.candidate_list.clicked, self.candidate_list.activated):
             signal.connect(lambda index: self._add(index.data(RunsModel.InfoRole).path))
-        for signal in (self.recents.clicked, self.recents.activated):
-            signal.connect(lambda index: self._acts["open"](self._recent.all[index.row()]))
+        for signal in (self.recent_list.clicked, self.recent_list.activated):
+            signal.connect(lambda index: self._actions["open"](self._recent.comparisons[index.row()]))
         self._size_lists()
 
     # What is on show
 
-    def follow(self, comparing: Comparing | None) -> None:
+    def set_comparing(self, comparing: RunComparison | None) -> None:
         """The comparison of the active tab, or of the one that was active last."""
         if comparing is self._comparing:
             return
         if self._comparing is not None:
-            self._comparing.runs_changed.disconnect(self._show_chosen)
-            self._comparing.changed.disconnect(self._show_chosen)
+            self._comparing.runs_changed.disconnect(self._show_compared)
+            self._comparing.changed.disconnect(self._show_compared)
         self._comparing = comparing
         if comparing is not None:
-            comparing.runs_changed.connect(self._show_chosen)
-            comparing.changed.connect(self._show_chosen)
-        self._show_chosen()
+            comparing.runs_changed.connect(self._show_compared)
+            comparing.changed.connect(self._show_compared)
+        self._show_compared()
 
-    def _show_chosen(self) -> None:
+    def _show_compared(self) -> None:
         runs = self._comparing.runs if self._comparing is not None else []
         baseline = self._comparing.baseline if self._comparing is not None else 0
         rows = [
-            (place, run.figures.name if run.figures is not None else run.title, place == baseline)
+            (place, run.compared_run.name if run.compared_run is not None else run.title, place == baseline)
             for place, run in enumerate(runs)
         ]
         said = [tr("{run}, the baseline", run=name) if base else name for _, name, base in rows]
-        _fill(self.chosen, rows, said)
-        self.chosen.setFixedHeight(_CHOSEN_HEIGHT * len(rows))
-        self.chosen.setVisible(bool(rows))
-        self.empty.setVisible(not rows)
-        self.proxy.compared = [run.at for run in runs]
-        self.found.viewport().update()
+        _fill(self.compared_list, rows, said)
+        self.compared_list.setFixedHeight(_COMPARED_HEIGHT * len(rows))
+        self.compared_list.setVisible(bool(rows))
+        self.empty_label.setVisible(not rows)
+        self.proxy.compared = [run.ref for run in runs]
+        self.candidate_list.viewport().update()
 
     def _show_recent(self) -> None:
         rows = []
-        for ats in self._recent.all:
+        for ats in self._recent.comparisons:
             names = [self._name_of(at) for at in ats]
             rows.append((names[0], tr("vs {runs}", runs=", ".join(names[1:]))))
-        _fill(self.recents, rows, [" ".join(row) for row in rows])
-        self.recents.setFixedHeight(_RECENT_HEIGHT * len(rows))
+        _fill(self.recent_list, rows, [" ".join(row) for row in rows])
+        self.recent_list.setFixedHeight(_RECENT_HEIGHT * len(rows))
         self.recent_section.setVisible(bool(rows))
 
-    def _name_of(self, at: RunAt) -> str:
-        title = self._runs.title_of(at.path)
+    def _name_of(self, at: RunRef) -> str:
+        title = self._runs.get_title(at.path)
         return title if at.attempt is None else f"{title} @{at.attempt}"
 
     def _size_lists(self) -> None:
-        self.found.setFixedHeight(ROW_HEIGHT * max(1, min(_MOST_SHOWN, self.proxy.rowCount())))
+        self.candidate_list.setFixedHeight(ROW_HEIGHT * max(1, min(_MAX_VISIBLE, self.proxy.rowCount())))
 
     # Acting on it
 
     def _add(self, path: Any) -> None:
-        if RunAt(path) not in self.proxy.compared:
-            self._acts["add"]([RunAt(path)])
+        if RunRef(path) not in self.proxy.compared:
+            self._actions["add"]([RunRef(path)])
 
     def _make_baseline(self, place: int) -> None:
         if self._comparing is not None:
-            self._comparing.set_baseline(self._comparing.ats[place])
+            self._comparing.set_baseline(self._comparing.refs[place])
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         is_delete = isinstance(event, QKeyEvent) and event.key() in (Qt.Key.Key_Delete, Qt.Key.Key_Backspace)
-        if watched is self.chosen and event.type() == QEvent.Type.KeyPress and is_delete:
-            place = self.chosen.currentRow()
+        if watched is self.compared_list and event.type() == QEvent.Type.KeyPress and is_delete:
+            place = self.compared_list.currentRow()
             if self._comparing is not None and place >= 0:
-                self._comparing.remove(self._comparing.ats[place])
-                self.chosen.setCurrentRow(min(place, self.chosen.count() - 1))
+                self._comparing.remove(self._comparing.refs[place])
+                self.compared_list.setCurrentRow(min(place, self.compared_list.count() - 1))
             return True
         return super().eventFilter(watched, event)
 

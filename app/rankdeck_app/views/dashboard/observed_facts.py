@@ -9,16 +9,16 @@ from rankdeck import events
 from rankdeck.base.masking import mask_arguments, mask_table
 from rankdeck.base.units import format_count, format_setting
 from rankdeck_app.language import tr
-from rankdeck_app.state.run_answers import RunAnswers
+from rankdeck_app.state.run_view import RunView
 from rankdeck_app.widgets.facts_line import Fact
 
 
-def facts(run: RunAnswers) -> tuple[Fact, ...]:
+def facts(run: RunView) -> tuple[Fact, ...]:
     """What was started and what was seen of it, the most telling first."""
-    found = [*_started(run)]
-    seen = run.fold.script.lead
+    found = [*_script_facts(run)]
+    seen = run.state.script.lead_observation
     if seen is not None:
-        found += [fact for make in (_versions, _parallel, _model, _work) if (fact := make(run, seen))]
+        found += [fact for make in (_versions, _parallel, _model, _workload) if (fact := make(run, seen))]
         if seen.not_finite is not None:
             text = tr("loss not finite at step {step}", step=seen.not_finite)
             more = tr("Rank {rank}, the first step whose loss was read and was not finite", rank=seen.rank)
@@ -30,7 +30,7 @@ def facts(run: RunAnswers) -> tuple[Fact, ...]:
     return tuple(found)
 
 
-def _started(run: RunAnswers) -> Iterator[Fact]:
+def _script_facts(run: RunView) -> Iterator[Fact]:
     if run.script is None:
         return
     table = run.script.script
@@ -53,7 +53,7 @@ def _short_python(python: str) -> str:
     return parts[1] if len(parts) == 4 and parts[2] == "bin" and parts[1] not in ("usr", "local") else python
 
 
-def _versions(run: RunAnswers, seen: events.Observed) -> Fact | None:
+def _versions(run: RunView, seen: events.Observed) -> Fact | None:
     if not seen.versions:
         return None
     words = [f"{name} {version}" for name, version in seen.versions.items()]
@@ -61,8 +61,8 @@ def _versions(run: RunAnswers, seen: events.Observed) -> Fact | None:
     return Fact("versions", tr("Versions"), " · ".join(first or words[:1]), "\n".join(words))
 
 
-def _parallel(run: RunAnswers, seen: events.Observed) -> Fact | None:
-    script, started = run.fold.script, run.fold.started
+def _parallel(run: RunView, seen: events.Observed) -> Fact | None:
+    script, started = run.state.script, run.state.started
     worlds = [rank.world_size for rank in script.ranks.values() if rank.world_size]
     asked = started.world_size if started is not None else 0
     ranks = max([asked, len(script.ranks), *worlds])
@@ -72,8 +72,8 @@ def _parallel(run: RunAnswers, seen: events.Observed) -> Fact | None:
     return Fact("type-hierarchy", tr("Parallel"), text, options)
 
 
-def _model(run: RunAnswers, seen: events.Observed) -> Fact | None:
-    words = [_class_name(seen.model), _size(seen.num_parameters), _class_name(seen.optimizer)]
+def _model(run: RunView, seen: events.Observed) -> Fact | None:
+    words = [_class_name(seen.model), _parameters_text(seen.num_parameters), _class_name(seen.optimizer)]
     known = [word for word in words if word]
     more = [seen.model, seen.optimizer]
     more += [
@@ -86,7 +86,7 @@ def _model(run: RunAnswers, seen: events.Observed) -> Fact | None:
     return Fact("layers", tr("Model"), " · ".join(known), told) if known else None
 
 
-def _work(run: RunAnswers, seen: events.Observed) -> Fact | None:
+def _workload(run: RunView, seen: events.Observed) -> Fact | None:
     words = [
         None if seen.batch is None else tr("batch {size}", size=seen.batch),
         None if seen.accumulate in (None, 1) else tr("{count} backwards a step", count=seen.accumulate),
@@ -98,14 +98,14 @@ def _work(run: RunAnswers, seen: events.Observed) -> Fact | None:
         more.append(tr("{count} samples", count=format_count(seen.num_samples)))
     if seen.loader_workers is not None:
         more.append(tr("{count} loader workers", count=seen.loader_workers))
-    for rank, totals in run.fold.script.collectives.items():
+    for rank, totals in run.state.script.collectives.items():
         calls = ", ".join(f"{name} {count}" for name, count in totals.calls.items())
         more.append(tr("rank {rank} called {calls}", rank=rank, calls=calls))
     told = "\n".join(filter(None, more))
     return Fact("table", tr("Work"), " · ".join(known), told) if known else None
 
 
-def _size(num_parameters: int | None) -> str | None:
+def _parameters_text(num_parameters: int | None) -> str | None:
     return None if num_parameters is None else tr("{count} parameters", count=_short_count(num_parameters))
 
 

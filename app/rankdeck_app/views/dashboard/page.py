@@ -14,31 +14,31 @@ from typing import Any
 
 from PySide6.QtGui import QResizeEvent, QShowEvent
 
-from rankdeck.diagnose.fixes import fix_name, is_memory_problem
-from rankdeck.run.batch import Changed
-from rankdeck_app.language import spoken, tr
+from rankdeck.diagnose.fixes import changes_label, is_memory_problem
+from rankdeck.run.batch import RunChange
+from rankdeck_app.language import tr, translate
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.ended_run import EndedRun
-from rankdeck_app.state.kept_file import SCRIPT, CardLayouts
 from rankdeck_app.state.live_run import LiveRun
-from rankdeck_app.state.run_answers import RunAnswers
+from rankdeck_app.state.run_view import RunView
+from rankdeck_app.state.state_file import SCRIPT, CardLayouts
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard import observed_facts, run_figures, run_status
+from rankdeck_app.views.dashboard import observed_facts, run_chart_data, run_status
 from rankdeck_app.views.dashboard.run_grid import RunGrid
 from rankdeck_app.views.dashboard.summary import Banner, SummaryPanel
-from rankdeck_app.views.dashboard.time_bar import TimeBar, looking_back
+from rankdeck_app.views.dashboard.time_bar import TimeBar, time_travel_headline
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.facts_line import FactsLine, verified_fact
+from rankdeck_app.widgets.facts_line import FactsLine, verification_fact
 from rankdeck_app.widgets.layouts import column
-from rankdeck_app.widgets.run_list import OUTCOME_TONES, folder_crumbs
+from rankdeck_app.widgets.run_list import OUTCOME_TONES, folder_breadcrumbs
 from rankdeck_app.widgets.stat_strip import StatStrip
 
 PAGE_KIND = "run"
 # Figures that change faster cannot be read.
-_STATS_EVERY_S = 0.25
-_DRAWN_READING_S = 0.25
-_MUCH_S = 0.004
+_STATS_INTERVAL_S = 0.25
+_DRAW_WHILE_READING_INTERVAL_S = 0.25
+_FRAME_BUDGET_S = 0.004
 
 
 def page_id(run_path: object) -> str:
@@ -50,7 +50,7 @@ class RunPage(Page):
     its id; without it nothing can be done with the run. `layouts` keeps how its cards are arranged.
     """
 
-    path_command = "view.show.runs"
+    breadcrumb_command = "view.show.runs"
 
     def __init__(
         self,
@@ -59,42 +59,42 @@ class RunPage(Page):
         clock: FrameClock,
         *,
         run_command: Callable[[str], object] | None = None,
-        closed: Callable[[], object] | None = None,
+        on_closed: Callable[[], object] | None = None,
         layouts: CardLayouts | None = None,
     ) -> None:
-        super().__init__(page_id(run.run.path), title=run.title, icon="pulse")
+        super().__init__(page_id(run.run_dir.path), title=run.title, icon="pulse")
         self.run = run
-        self._can_act = run_command is not None
+        self._has_actions = run_command is not None
         self._shown_actions: list[PageAction] = []
-        self._pending = ~Changed.NOTHING
-        self._stats_at = self._drawn_at = 0.0
-        self._put_off: set[str] = set()
-        self._aged_at = 0
-        self._known_devices = 0
-        self._strip = StatStrip(theme)
+        self._pending = ~RunChange.NOTHING
+        self._stats_shown_s = self._drawn_s = 0.0
+        self._postponed: set[str] = set()
+        self._last_aging_s = 0
+        self._num_devices = 0
+        self._stat_strip = StatStrip(theme)
         self._banner, self._summary = Banner(theme), SummaryPanel(theme)
-        self._ended = EndedRun(run, self)
-        self._ended.changed.connect(self._show_summary)
+        self._ended_run = EndedRun(run, self)
+        self._ended_run.changed.connect(self._show_summary)
         if run_command is not None:
-            self._banner.acted.connect(run_command)
-            self._summary.acted.connect(run_command)
-        self._verified = FactsLine(theme, tr("Whether it computes what one device does"))
-        self._facts = FactsLine(theme, tr("What runs"))
+            self._banner.action_triggered.connect(run_command)
+            self._summary.action_triggered.connect(run_command)
+        self._verification_line = FactsLine(theme, tr("Whether it computes what one device does"))
+        self._facts_line = FactsLine(theme, tr("What runs"))
         self.grid = RunGrid(run, theme)
-        self.grid.body_made.connect(self._note_all)
+        self.grid.body_created.connect(self._mark_all_changed)
         self.time_bar = TimeBar(run, theme)
         self._layouts, self._layout_kind = layouts, ""
-        self.grid.arranged.connect(self._keep_layout)
-        self.grid.filled.connect(self._summary.step_aside)
+        self.grid.layout_changed.connect(self._save_layout)
+        self.grid.maximised_changed.connect(self._summary.set_suppressed)
         below = column(self._banner, self._summary, (self.grid, 1), spacing=10)
-        parts = (self._strip, self._verified, self._facts, (below, 1), self.time_bar)
+        parts = (self._stat_strip, self._verification_line, self._facts_line, (below, 1), self.time_bar)
         column(*parts, on=self, margins=(16, 0, 16, 2), spacing=4)
-        run.changed.connect(self._note)
-        run.time.moved.connect(self._show_moment)
-        run.time.arrived.connect(self._note_all)
-        if closed is not None:
-            self.destroyed.connect(lambda *_: closed())
-        clock.subscribe(self._frame)
+        run.changed.connect(self._mark_changed)
+        run.time_machine.time_changed.connect(self._show_viewed_time)
+        run.time_machine.past_loaded.connect(self._mark_all_changed)
+        if on_closed is not None:
+            self.destroyed.connect(lambda *_: on_closed())
+        clock.subscribe(self._on_frame)
         self._refresh()
 
     @property
@@ -102,20 +102,20 @@ class RunPage(Page):
         return self.grid.cards
 
     @property
-    def shown(self) -> RunAnswers:
+    def viewed_run(self) -> RunView:
         """The run at the moment that one looks at."""
-        return self.run.shown
+        return self.run.viewed
 
     # The tab
 
     def breadcrumbs(self) -> list[str]:
-        return [tr("runs"), *folder_crumbs(self.run.name), tr("Dashboard")]
+        return [tr("runs"), *folder_breadcrumbs(self.run.name), tr("Dashboard")]
 
     def tooltip(self) -> str:
-        return str(self.run.run.path)
+        return str(self.run.run_dir.path)
 
     def tab_actions(self) -> list[PageAction]:
-        if not self._can_act:
+        if not self._has_actions:
             return []
         return self._ended_actions() if self.run.is_over else self._live_actions()
 
@@ -135,23 +135,23 @@ class RunPage(Page):
         if any(map(is_memory_problem, self.run.problems)):
             return [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions][:3]
         if changes := self.run.fix_changes:
-            use = tr("Use {fix}", fix=spoken(fix_name(changes)))
+            use = tr("Use {fix}", fix=translate(changes_label(changes)))
             return [PageAction("lightbulb", use, "run.cure"), *actions][:3]
         return actions
 
-    def _state_in_words(self) -> tuple[tuple[str, str, str] | None, list[PageAction]]:
+    def _banner_content(self) -> tuple[tuple[str, str, str] | None, list[PageAction]]:
         """What the banner says, and what one can do about it."""
-        if self.run.time.moment is None:
-            return run_status.headline(self.shown), self._banner_actions()
-        back = [PageAction("history", tr("Back to Now"), "time.now")] if self._can_act else []
-        return looking_back(self.run), back
+        if self.run.time_machine.viewed_time is None:
+            return run_status.headline(self.viewed_run), self._banner_actions()
+        back = [PageAction("history", tr("Back to Now"), "time.now")] if self._has_actions else []
+        return time_travel_headline(self.run), back
 
     def _summary_actions(self) -> list[PageAction]:
         """What can be taken along; and of a completed run, which has no banner, what else can be done."""
-        if not self._can_act:
+        if not self._has_actions:
             return []
         export = [PageAction("save", tr("Export Weights…"), "run.weights")]
-        weights = export if self.run.is_planned and self.run.copying is None else []
+        weights = export if self.run.is_planned and self.run.copier is None else []
         report = PageAction("file-code", tr("Save a Report…"), "run.report")
         rest = self._ended_actions() if self.run.outcome == "completed" else []
         return [*weights, report, *rest]
@@ -161,24 +161,24 @@ class RunPage(Page):
         is_usually_open = run.outcome == "completed"
         title = tr("Completed") if is_usually_open else tr("Summary")  # how others ended is the banner's
         actions = self._summary_actions()
-        report = self._ended.report if run.time.moment is None else None
-        self._summary.show_report(title, report, actions, is_usually_open=is_usually_open)
+        report = self._ended_run.report if run.time_machine.viewed_time is None else None
+        self._summary.show_report(title, report, actions, is_open_by_default=is_usually_open)
 
     def save_state(self) -> dict[str, Any]:
-        return {} if self._summary.wanted is None else {"summary": self._summary.wanted}
+        return {} if self._summary.open_override is None else {"summary": self._summary.open_override}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         wanted = state.get("summary")
-        self._summary.set_wanted(wanted if isinstance(wanted, bool) else None)
+        self._summary.set_open_override(wanted if isinstance(wanted, bool) else None)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._summary.fit(self.height())
+        self._summary.fit_page(self.height())
 
     def _banner_actions(self) -> list[PageAction]:
-        if self.run.ending == "stopping" and self._can_act:
+        if self.run.ending == "stopping" and self._has_actions:
             return [PageAction("debug-stop", tr("Stop Now"), "run.stopNow")]
-        if self.run.standstill is not None and self._can_act:
+        if self.run.hang is not None and self._has_actions:
             return [
                 PageAction("file-code", tr("Go to Line"), "run.standstill"),
                 PageAction("layers", tr("Show Stacks"), "run.stacks"),
@@ -188,77 +188,77 @@ class RunPage(Page):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self._pending = ~Changed.NOTHING
+        self._pending = ~RunChange.NOTHING
 
-    def _note_all(self) -> None:
-        self._pending = ~Changed.NOTHING
+    def _mark_all_changed(self) -> None:
+        self._pending = ~RunChange.NOTHING
 
-    def _show_moment(self) -> None:
+    def _show_viewed_time(self) -> None:
         """Another one is asked for: said and marked at once, the figures follow when they are read."""
-        self._pending |= Changed.STATE
-        self.time_bar.show_moment()
+        self._pending |= RunChange.STATE
+        self.time_bar.show_viewed_time()
         self.grid.mark(*self.time_bar.marks())
         self._show_summary()
 
-    def _note(self, changed: Changed) -> None:
+    def _mark_changed(self, changed: RunChange) -> None:
         self._pending |= changed
 
-    def _frame(self) -> None:
+    def _on_frame(self) -> None:
         """One tick of the clock: take, then repaint what changed."""
         began_s = time.thread_time()
         self.run.drain()
-        if self._pending & Changed.STATE:
+        if self._pending & RunChange.STATE:
             self._show_state()
         if self.isVisible():
-            self._grow_old()
-            is_news = bool(self._pending & Changed.STATE)  # which is said with the buttons beside the tab
-            is_due = (is_news or not self._puts_off("cards", began_s)) and self._is_due()
+            self._mark_aged()
+            is_news = bool(self._pending & RunChange.STATE)  # which is said with the buttons beside the tab
+            is_due = (is_news or not self._should_postpone("cards", began_s)) and self._is_draw_due()
             if is_due:
                 self._refresh()
             # One plot a frame is made, or drawn: all together would make a slow frame, and a click on a run
             # has to answer at once.
-            if not self.grid.make_next() and is_due and not self._puts_off("plots", began_s):
-                self.grid.draw_next()
+            if not self.grid.create_next_chart() and is_due and not self._should_postpone("plots", began_s):
+                self.grid.draw_next_plot()
 
-    def _puts_off(self, what: str, began_s: float) -> bool:
+    def _should_postpone(self, what: str, began_s: float) -> bool:
         """Whether this frame has done its share, and leaves that to the next one: what many devices tell at
         once is taken in one frame and drawn in others. Nothing is put off twice in a row."""
-        is_late = time.thread_time() - began_s > _MUCH_S and what not in self._put_off
-        (self._put_off.add if is_late else self._put_off.discard)(what)
+        is_late = time.thread_time() - began_s > _FRAME_BUDGET_S and what not in self._postponed
+        (self._postponed.add if is_late else self._postponed.discard)(what)
         return is_late
 
-    def _is_due(self) -> bool:
+    def _is_draw_due(self) -> bool:
         """What is read for the first time is drawn now and then only: a million steps come first."""
         now, is_reading = time.monotonic(), self.run.outcome is None
-        if is_reading and now - self._drawn_at < _DRAWN_READING_S:
+        if is_reading and now - self._drawn_s < _DRAW_WHILE_READING_INTERVAL_S:
             return False
-        self._drawn_at = now
+        self._drawn_s = now
         return True
 
-    def _grow_old(self) -> None:
+    def _mark_aged(self) -> None:
         """Once a second what is shown is a second older, whether anything new came or not."""
         second = int(time.monotonic())
-        if not self.run.is_over and second != self._aged_at:
-            self._aged_at = second
-            self._pending |= Changed.MEMORY | Changed.READINGS | Changed.ANATOMY
+        if not self.run.is_over and second != self._last_aging_s:
+            self._last_aging_s = second
+            self._pending |= RunChange.MEMORY | RunChange.READINGS | RunChange.ANATOMY
 
-    def _keep_layout(self) -> None:
+    def _save_layout(self) -> None:
         if self._layouts is not None and self._layout_kind:
-            self._layouts.keep(self._layout_kind, self.grid.layout_state())
+            self._layouts.set(self._layout_kind, self.grid.layout_state())
 
-    def _find_layout(self) -> None:
+    def _restore_layout(self) -> None:
         """Once it is known which strategy this is: as a person arranged the cards of such a run before."""
         if self.run.is_planned is None:
             return
-        self.grid.set_usual_order(run_figures.card_order(self.run))
+        self.grid.set_default_order(run_chart_data.card_order(self.run))
         kind = self.run.strategy if self.run.is_planned else SCRIPT
         if self._layouts is not None and kind and kind != self._layout_kind:
             self._layout_kind = kind
-            self.grid.restore(self._layouts.of(kind))
+            self.grid.restore(self._layouts.get(kind))
 
     def _show_state(self) -> None:
         """Tab, title and buttons: they are seen even while the page is not."""
-        self._find_layout()
+        self._restore_layout()
         color = OUTCOME_TONES.get(self.run.outcome or "running", "descriptionForeground")
         title = self.run.title
         if (title, color) != (self.title, self.icon_color):
@@ -270,26 +270,26 @@ class RunPage(Page):
     def _refresh(self) -> None:
         pending = self._pending
         now = time.monotonic()
-        if now - self._stats_at >= _STATS_EVERY_S or pending & Changed.STATE:
-            self._stats_at = now
-            self._strip.set_figure(run_status.stats(self.shown))
-            self.time_bar.show_moment()
-        if pending & (Changed.STATE | Changed.PROBLEMS | Changed.STEPS):
-            self._banner.say(*self._state_in_words())
-            self._ended.look()
-        if pending & (Changed.STATE | Changed.EVALUATION | Changed.MEMORY):
+        if now - self._stats_shown_s >= _STATS_INTERVAL_S or pending & RunChange.STATE:
+            self._stats_shown_s = now
+            self._stat_strip.set_data(run_status.stats(self.viewed_run))
+            self.time_bar.show_viewed_time()
+        if pending & (RunChange.STATE | RunChange.PROBLEMS | RunChange.STEPS):
+            self._banner.show_headline(*self._banner_content())
+            self._ended_run.update()
+        if pending & (RunChange.STATE | RunChange.EVALUATION | RunChange.MEMORY):
             self._show_facts()
         self.grid.refresh(pending)
         self.grid.mark(*self.time_bar.marks())
-        if len(self.shown.devices) != self._known_devices:
-            self._known_devices = len(self.shown.devices)
-            self.grid.lay_out()
-        self._pending = Changed.NOTHING
+        if len(self.viewed_run.devices) != self._num_devices:
+            self._num_devices = len(self.viewed_run.devices)
+            self.grid.relayout()
+        self._pending = RunChange.NOTHING
 
     def _show_facts(self) -> None:
         """What was verified, and what of a script was seen."""
-        verified, facts = self.shown.fold.verified, observed_facts.facts(self.shown)
-        self._verified.set_figure(() if verified is None else (verified_fact(verified),))
-        self._verified.setVisible(verified is not None)
-        self._facts.set_figure(facts)
-        self._facts.setVisible(bool(facts))
+        verified, facts = self.viewed_run.state.verified, observed_facts.facts(self.viewed_run)
+        self._verification_line.set_data(() if verified is None else (verification_fact(verified),))
+        self._verification_line.setVisible(verified is not None)
+        self._facts_line.set_data(facts)
+        self._facts_line.setVisible(bool(facts))

@@ -10,78 +10,78 @@ import math
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes, format_count, format_duration, format_loss, format_rate
 from rankdeck.run.problems import failed_problem, lost_problem
-from rankdeck_app.language import in_words, tr
-from rankdeck_app.state.run_answers import RunAnswers
+from rankdeck_app.language import tr, translate_problem
+from rankdeck_app.state.run_view import RunView
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
-from rankdeck_app.widgets.time_words import span_in_words
+from rankdeck_app.widgets.time_text import duration_text
 
 
-def stats(run: RunAnswers) -> tuple[Stat, ...]:
+def stats(run: RunView) -> tuple[Stat, ...]:
     """The cells of the strip."""
     is_promised = bool(run.is_planned)
-    cells = [] if run.is_stepless and not is_promised else [_step(run)]
+    cells = [] if run.has_no_steps and not is_promised else [_step_stat(run)]
     if cells and (is_promised or run.loss is not None or not run.is_over):
-        cells.append(_loss(run))
+        cells.append(_loss_stat(run))
     if cells and not is_promised:
-        cells.append(Stat(tr("Steps/s"), _rate(run, run.steps_per_s), "88 888"))
+        cells.append(Stat(tr("Steps/s"), _rate_text(run, run.steps_per_s), "88 888"))
     if is_promised or run.samples_per_s is not None:
-        cells.append(Stat(tr("Samples/s"), _rate(run, run.samples_per_s), "88 888"))
-    if (wait := run.fold.script.wait_share) is not None:
+        cells.append(Stat(tr("Samples/s"), _rate_text(run, run.samples_per_s), "88 888"))
+    if (wait := run.state.script.wait_share) is not None:
         cells.append(Stat(tr("Loader wait"), f"{100 * wait:.1f}%", "88.8%"))
     elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
     cells.append(Stat(tr("Elapsed"), elapsed, "8:88:88"))
     if is_promised:
-        cells.append(_outlook(run))
-    if (status := run.fold.script.script_status) is not None:
-        cells.append(Stat(tr("Exit status"), str(status), "888", is_hot=status != 0))
-    return (*cells, *_balance(run))
+        cells.append(_remaining_or_held_out_stat(run))
+    if (status := run.state.script.script_status) is not None:
+        cells.append(Stat(tr("Exit status"), str(status), "888", is_highlighted=status != 0))
+    return (*cells, *_imbalance_stats(run))
 
 
-def _step(run: RunAnswers) -> Stat:
+def _step_stat(run: RunView) -> Stat:
     step = UNKNOWN if run.step is None else format_count(run.step)
-    if run.steps is None:
+    if run.num_steps is None:
         return Stat(tr("Step"), step, "8" * max(5, len(step)))
-    total = f" / {format_count(run.steps)}"
-    return Stat(tr("Step"), step + total, format_count(run.steps) + total)
+    total = f" / {format_count(run.num_steps)}"
+    return Stat(tr("Step"), step + total, format_count(run.num_steps) + total)
 
 
-def _loss(run: RunAnswers) -> Stat:
+def _loss_stat(run: RunView) -> Stat:
     is_lost = run.loss is not None and not math.isfinite(run.loss)
     text = UNKNOWN if run.loss is None else tr("not finite") if is_lost else format_loss(run.loss)
-    return Stat(tr("Last loss"), text, text if is_lost else "88.8888", is_hot=is_lost)
+    return Stat(tr("Last loss"), text, text if is_lost else "88.8888", is_highlighted=is_lost)
 
 
-def _rate(run: RunAnswers, rate: float | None) -> str:
+def _rate_text(run: RunView, rate: float | None) -> str:
     """A rate of now: none while ranks make no progress."""
-    return UNKNOWN if rate is None else format_rate(0.0 if run.standstill is not None else rate)
+    return UNKNOWN if rate is None else format_rate(0.0 if run.hang is not None else rate)
 
 
-def _outlook(run: RunAnswers) -> Stat:
+def _remaining_or_held_out_stat(run: RunView) -> Stat:
     """While the run lives its ETA, then its held-out loss."""
     if not run.is_over:
         return Stat(tr("ETA"), UNKNOWN if run.eta_s is None else format_duration(run.eta_s), "8:88:88")
-    evaluation = run.fold.evaluation
+    evaluation = run.state.evaluation
     loss = UNKNOWN if evaluation is None or evaluation.loss is None else f"{evaluation.loss:.4f}"
     if evaluation is None or evaluation.accuracy is None:
         return Stat(tr("Held-out loss"), loss, "88.8888")
     accuracy = f"{loss}  {100 * evaluation.accuracy:.1f}%"
     short = tr("Held-out, accuracy")
-    return Stat(tr("Held-out loss, accuracy"), accuracy, "88.8888  88.8%", short=short)
+    return Stat(tr("Held-out loss, accuracy"), accuracy, "88.8888  88.8%", short_label=short)
 
 
-def _balance(run: RunAnswers) -> list[Stat]:
+def _imbalance_stats(run: RunView) -> list[Stat]:
     """The lead device against the median of the others; alone, a device shows its peak."""
     if len(run.devices) != 1:
         is_known = run.imbalance is not None
-        labels = [run.label_of(device) for device in run.rows]
+        labels = [run.device_label(device) for device in run.charted_devices]
         return [imbalance_stat(run.imbalance, labels)] if is_known or run.is_planned else []
-    total_bytes = run.total_bytes_of(run.devices[0])
+    total_bytes = run.device_bytes(run.devices[0])
     if total_bytes is None and not run.is_planned:
         return []
     value = UNKNOWN if total_bytes is None else format_bytes(total_bytes)
-    device = run.label_of(run.devices[0])
-    label = tr("{device} live", device=device) if run.is_by_owners else tr("{device} peak", device=device)
+    device = run.device_label(run.devices[0])
+    label = tr("{device} live", device=device) if run.has_owner_memory else tr("{device} peak", device=device)
     return [Stat(label, value, "888.8 MiB")]
 
 
@@ -91,51 +91,51 @@ Headline = tuple[str, str, str]
 """(tone, message, what next); tones are info, warning and error."""
 
 
-def headline(run: RunAnswers) -> Headline | None:
+def headline(run: RunView) -> Headline | None:
     """Of the state, or None where the figures say it all."""
     if run.ending == "stopping":
         return "info", tr("Stopping, saving a checkpoint…") if run.is_planned else tr("Stopping…"), ""
     if not run.is_over:
-        return _of_living(run)
+        return _live_headline(run)
     if run.outcome == "completed":
-        return None if run.is_planned or run.step is not None else _without_steps(run)
+        return None if run.is_planned or run.step is not None else _no_steps_headline(run)
     if run.outcome == "stopped":
-        reason = run.end.reason or "" if run.end is not None else ""
+        reason = run.exit_record.reason or "" if run.exit_record is not None else ""
         if run.step is None:
             return "info", tr("Stopped before its first step."), reason
         return "info", tr("Stopped at step {step}.", step=format_count(run.step)), reason
-    errors = [problem for problem in run.fold.problems if problem.severity == "error"]
+    errors = [problem for problem in run.state.problems if problem.severity == "error"]
     unexplained = lost_problem if run.outcome == "lost" else failed_problem
-    problem = errors[0] if errors else unexplained(run.run)
-    said = in_words(problem)
-    return "error", _of_rank(said), said.advice or ""
+    problem = errors[0] if errors else unexplained(run.run_dir)
+    said = translate_problem(problem)
+    return "error", _message_with_rank(said), said.advice or ""
 
 
-def _of_living(run: RunAnswers) -> Headline | None:
+def _live_headline(run: RunView) -> Headline | None:
     if run.silent_hosts:
         host, seconds = max(run.silent_hosts.items(), key=lambda item: item[1])
-        words = tr("{host} has told nothing for {time}.", host=host, time=span_in_words(seconds))
+        words = tr("{host} has told nothing for {time}.", host=host, time=duration_text(seconds))
         return "info", words, tr("What is shown of it is old.")
-    if (still := run.standstill_problem) is not None:
-        return "warning", _of_rank(still), still.advice or ""
-    if run.step is not None or run.is_stepless:
+    if (still := run.hang_problem) is not None:
+        return "warning", _message_with_rank(still), still.advice or ""
+    if run.step is not None or run.has_no_steps:
         return None
     if run.is_planned is False:
         return "info", tr("Running; no optimizer step was seen yet."), tr("Its output is below.")
-    return "info", tr("Starting ranks…"), _awaited(run)
+    return "info", tr("Starting ranks…"), _starting_text(run)
 
 
-def _without_steps(run: RunAnswers) -> Headline:
+def _no_steps_headline(run: RunView) -> Headline:
     """A script that completed without a step that was seen."""
     unseen = (
         tr("Completed; it ended before its first steps were written down.")
-        if run.fold.script.ranks
+        if run.state.script.ranks
         else tr("Completed; no optimizer step was seen.")
     )
     return "info", unseen, tr("Its output is below.")
 
 
-def _of_rank(problem: Problem) -> str:
+def _message_with_rank(problem: Problem) -> str:
     """The message, with the rank and the host that it is of."""
     told = {"rank": problem.rank, "host": problem.host, "message": problem.message}
     if problem.rank is not None and problem.host:
@@ -145,8 +145,8 @@ def _of_rank(problem: Problem) -> str:
     return problem.message
 
 
-def _awaited(run: RunAnswers) -> str:
-    phase = run.phase()
+def _starting_text(run: RunView) -> str:
+    phase = run.phase_text()
     if phase is not None:
         return f"{phase[0].upper()}{phase[1:]}"
     if run.strategy is not None:

@@ -8,65 +8,65 @@ from __future__ import annotations
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from rankdeck.base.units import format_count, format_duration
-from rankdeck.run.past import step_at, stretches
+from rankdeck.run.run_history import step_at, step_intervals
 from rankdeck_app.language import tr
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.past_run import PastRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.layouts import push_button, row
-from rankdeck_app.widgets.scrubber import Scrubber, TimeFigure, TimeStretch
+from rankdeck_app.widgets.scrubber import AttemptInterval, Scrubber, ScrubberData
 
 Headline = tuple[str, str, str]
-_LEAST_TIME = len("8.8 s")
+_MIN_TIME_LENGTH = len("8.8 s")
 """What a moment takes; its clock may be shorter."""
 
 
-def time_figure(run: LiveRun) -> TimeFigure:
+def scrubber_data(run: LiveRun) -> ScrubberData:
     """All attempts of the run, and the moment that is asked for."""
-    machine, bounds = run.time, run.time.bounds
+    machine, bounds = run.time_machine, run.time_machine.bounds
     if bounds is None:
-        return TimeFigure(words=(tr("not begun"),))
+        return ScrubberData(texts=(tr("not begun"),))
     began, ended = bounds
     found = []
-    for one in stretches(run.fold):
-        share = (one.kept - one.first + 1) / (one.last - one.first + 1)
-        kept = one.began + max(0.0, share) * (one.ended - one.began)
-        found.append(TimeStretch(one.began - began, kept - began, one.ended - began))
+    for one in step_intervals(run.state):
+        share = (one.last_kept - one.first + 1) / (one.last - one.first + 1)
+        kept = one.started + max(0.0, share) * (one.ended - one.started)
+        found.append(AttemptInterval(one.started - began, kept - began, one.ended - began))
     whole_s = round(ended - began, 1)
-    at_s = None if machine.moment is None else machine.moment - began
+    at_s = None if machine.viewed_time is None else machine.viewed_time - began
     step = tr("step {step}", step=format_count(run.step or 0))
-    moment = "8" * max(_LEAST_TIME, len(format_duration(whole_s)))
+    moment = "8" * max(_MIN_TIME_LENGTH, len(format_duration(whole_s)))
     widest = " · ".join([moment, step, tr("attempt {number}", number=8)])
-    return TimeFigure(whole_s, at_s, tuple(found), _words(run), widest)
+    return ScrubberData(whole_s, at_s, tuple(found), _time_texts(run), widest)
 
 
-def _words(run: LiveRun) -> tuple[str, ...]:
-    machine, bounds = run.time, run.time.bounds
+def _time_texts(run: LiveRun) -> tuple[str, ...]:
+    machine, bounds = run.time_machine, run.time_machine.bounds
     assert bounds is not None
-    if machine.moment is None:
+    if machine.viewed_time is None:
         now = tr("end") if run.is_over else tr("now")
         return f"{now} · {format_duration(bounds[1] - bounds[0])}", now
-    at = format_duration(machine.moment - bounds[0])
-    if machine.is_waiting:
+    at = format_duration(machine.viewed_time - bounds[0])
+    if machine.is_loading:
         return " · ".join([at, tr("reading…")]), at
-    past = machine.past
+    past = machine.past_run
     assert past is not None
     step = tr("no step yet") if past.step is None else tr("step {step}", step=format_count(past.step))
     words = [at, step]
-    if run.fold.num_attempts >= 2 and past.attempt is not None:
+    if run.state.num_attempts >= 2 and past.attempt is not None:
         words.append(tr("attempt {number}", number=past.attempt))
     return " · ".join(words), f"{at} · {step}", at
 
 
-def looking_back(run: LiveRun) -> Headline:
+def time_travel_headline(run: LiveRun) -> Headline:
     """(tone, message, advice) while somebody looks back."""
-    machine, bounds = run.time, run.time.bounds
-    assert machine.moment is not None and bounds is not None
-    past, began = machine.past, bounds[0]
-    at = format_duration(machine.moment - began)
+    machine, bounds = run.time_machine, run.time_machine.bounds
+    assert machine.viewed_time is not None and bounds is not None
+    past, began = machine.past_run, bounds[0]
+    at = format_duration(machine.viewed_time - began)
     now = "" if run.is_over else tr("Stop and what else acts on the run acts on it as it is now.")
-    if machine.is_waiting and (past is None or not machine.is_playing):
+    if machine.is_loading and (past is None or not machine.is_playing):
         shown = (
             tr("Until it is read, now is shown.")
             if past is None
@@ -74,10 +74,10 @@ def looking_back(run: LiveRun) -> Headline:
         )
         return "info", tr("Going back to {time} after the start…", time=at), f"{shown} {now}".strip()
     assert past is not None
-    return "info", _where(at, past), now
+    return "info", _viewed_time_text(at, past), now
 
 
-def _where(at: str, past: PastRun) -> str:
+def _viewed_time_text(at: str, past: PastRun) -> str:
     if past.step is None:
         return tr("You look back at {time} after the start, before its first step.", time=at)
     step = format_count(past.step)
@@ -96,43 +96,45 @@ class TimeBar(QWidget):
     def __init__(self, run: LiveRun, theme: Theme) -> None:
         super().__init__()
         self._run, self._theme = run, theme
-        machine = run.time
+        machine = run.time_machine
         self.scrubber = Scrubber(theme)
-        self.scrubber.sought.connect(self._seek)
-        self.scrubber.stepped.connect(machine.step_by)
-        self.scrubber.skipped.connect(machine.skip)
-        self.play = tool_button(theme, "play", tr("Play from the Start"), machine.toggle_play)
-        self.now = push_button(tr("Now"), tr("Back to what the run does now"), machine.back_to_now, height=18)
+        self.scrubber.seek_requested.connect(self._seek)
+        self.scrubber.step_requested.connect(machine.step_by)
+        self.scrubber.skip_requested.connect(machine.skip)
+        self.play_button = tool_button(theme, "play", tr("Play from the Start"), machine.toggle_play)
+        self.now_button = push_button(
+            tr("Now"), tr("Back to what the run does now"), machine.go_to_now, height=18
+        )
         self._is_playing = False
-        self.play.setFixedSize(22, 18)
-        row(self.play, (self.scrubber, 1), self.now, on=self, spacing=8)
+        self.play_button.setFixedSize(22, 18)
+        row(self.play_button, (self.scrubber, 1), self.now_button, on=self, spacing=8)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
-        self.show_moment()
+        self.show_viewed_time()
 
     def _seek(self, seconds: float) -> None:
-        bounds = self._run.time.bounds
+        bounds = self._run.time_machine.bounds
         if bounds is not None:
-            is_end = seconds >= self.scrubber.figure.whole_s
-            self._run.time.go(bounds[1] if is_end else bounds[0] + seconds)
+            is_end = seconds >= self.scrubber.data.total_s
+            self._run.time_machine.go_to(bounds[1] if is_end else bounds[0] + seconds)
 
     def marks(self) -> tuple[float | None, float | None]:
         """(seconds since the start, step) of the moment that is asked for; None is now."""
-        machine, bounds = self._run.time, self._run.time.bounds
-        if machine.moment is None or bounds is None:
+        machine, bounds = self._run.time_machine, self._run.time_machine.bounds
+        if machine.viewed_time is None or bounds is None:
             return None, None
-        past = None if machine.is_waiting else machine.past
-        step = step_at(self._run.fold, machine.moment) if past is None else past.step
-        return machine.moment - bounds[0], float(step or 0)
+        past = None if machine.is_loading else machine.past_run
+        step = step_at(self._run.state, machine.viewed_time) if past is None else past.step
+        return machine.viewed_time - bounds[0], float(step or 0)
 
-    def show_moment(self) -> None:
-        machine = self._run.time
-        self.scrubber.set_figure(time_figure(self._run))
-        if machine.moment is None and self.now.hasFocus():
-            self.play.setFocus()  # or Qt gives it to whatever comes next: Space would start a run
-        self.now.setEnabled(machine.moment is not None)
+    def show_viewed_time(self) -> None:
+        machine = self._run.time_machine
+        self.scrubber.set_data(scrubber_data(self._run))
+        if machine.viewed_time is None and self.now_button.hasFocus():
+            self.play_button.setFocus()  # or Qt gives it to whatever comes next: Space would start a run
+        self.now_button.setEnabled(machine.viewed_time is not None)
         if machine.is_playing != self._is_playing:
             self._is_playing = machine.is_playing
             words = tr("Pause") if machine.is_playing else tr("Play")
-            self.play.setIcon(self._theme.icon("debug-pause" if machine.is_playing else "play"))
-            self.play.setToolTip(words)
-            self.play.setAccessibleName(words)
+            self.play_button.setIcon(self._theme.icon("debug-pause" if machine.is_playing else "play"))
+            self.play_button.setToolTip(words)
+            self.play_button.setAccessibleName(words)

@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 import msgspec
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory, ProcessUse
 from rankdeck.run.breakdown import break_down
@@ -16,34 +16,34 @@ from rankdeck_app.language import tr
 from rankdeck_app.state.gpus import Gpus, clock_time
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
-from rankdeck_app.widgets.holder_list import Holder, HoldersFigure
+from rankdeck_app.widgets.holder_list import Holder, HolderListData
 
-OUTSIDE = marked("other, outside this namespace")
+OUTSIDE = tr_noop("other, outside this namespace")
 MemoryOf = Callable[[GpuStatus], DeviceMemory | None]
 """What the run that holds a device reports of its memory, where that run is open."""
 _SEGMENT_KINDS = {"unattributed": "unclaimed", "reserved_unused": "reserved"}
-_SEGMENT_WORDS = {
-    "others": marked("other processes"),
-    "context": marked("context and libraries"),
-    "unattributed": marked("in use, not told by whom"),
-    "reserved_unused": marked("reserved but unused"),
-    "driver": marked("the driver's own"),
+_SEGMENT_LABELS = {
+    "others": tr_noop("other processes"),
+    "context": tr_noop("context and libraries"),
+    "unattributed": tr_noop("in use, not told by whom"),
+    "reserved_unused": tr_noop("reserved but unused"),
+    "driver": tr_noop("the driver's own"),
 }
 
 
-def holders(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None = None) -> HoldersFigure:
+def holders(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None = None) -> HolderListData:
     """Who holds its memory, adding up to its capacity; what the driver attributes to nobody says so.
 
     `memory` is what torch reports of the run that holds the device: then its part is shown by kind.
     """
     if gpu.lost_at is not None:
         facts = [(tr("lost at"), clock_time(gpu.lost_at)), ("UUID", gpu.uuid)]
-        return HoldersFigure((), None, facts)
+        return HolderListData((), None, facts)
     if memory is not None and gpu.last_used_bytes is not None:
-        return HoldersFigure(tuple(_by_kind(gpu, memory)), gpu.total_bytes, _facts(gpus, gpu))
+        return HolderListData(tuple(_run_holders(gpu, memory)), gpu.total_bytes, _facts(gpus, gpu))
     kind = "run" if gpu.run is not None else "others"
     listed = [
-        Holder(kind, item.name or "?", item.used_bytes, _note(item))
+        Holder(kind, item.name or "?", item.used_bytes, _process_note(item))
         for item in gpu.processes or ()
         if not item.foreign
     ]
@@ -53,11 +53,11 @@ def holders(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None = None) -> H
         count = tr("{n} processes", "{n} process", len(foreign))
         listed.append(Holder("outside", tr(OUTSIDE), sum(known) if known else None, count))
     listed.sort(key=lambda holder: -(holder.num_bytes or 0))
-    listed += _rest(gpu, sum(holder.num_bytes or 0 for holder in listed))
-    return HoldersFigure(tuple(listed), gpu.total_bytes, _facts(gpus, gpu))
+    listed += _remaining_holders(gpu, sum(holder.num_bytes or 0 for holder in listed))
+    return HolderListData(tuple(listed), gpu.total_bytes, _facts(gpus, gpu))
 
 
-def _by_kind(gpu: GpuStatus, memory: DeviceMemory) -> Iterator[Holder]:
+def _run_holders(gpu: GpuStatus, memory: DeviceMemory) -> Iterator[Holder]:
     """A run's GPU: its tensors by kind, what torch keeps unused, the CUDA context, and the rest."""
     assert gpu.last_used_bytes is not None
     own = None
@@ -69,13 +69,13 @@ def _by_kind(gpu: GpuStatus, memory: DeviceMemory) -> Iterator[Holder]:
     segments = break_down(
         gpu.last_used_bytes, memory, own, total_bytes=gpu.total_bytes, driver_bytes=gpu.driver_bytes
     )
-    words = KIND_LABELS | _SEGMENT_WORDS
+    words = KIND_LABELS | _SEGMENT_LABELS
     for name in dict.fromkeys([*KIND_LABELS, *segments]):
         if segments.get(name):
             yield Holder(_SEGMENT_KINDS.get(name, name), tr(words.get(name, name)), segments[name])
 
 
-def _note(item: ProcessUse) -> str:
+def _process_note(item: ProcessUse) -> str:
     """What there may be room for first: whose it is, then what it runs where its name does not say that."""
     pid = tr("pid {pid}", pid=item.pid)
     pid = pid if item.type == "compute" else tr("pid {pid}, graphics", pid=item.pid)
@@ -86,7 +86,7 @@ def _note(item: ProcessUse) -> str:
     return ", ".join(filter(None, (pid, item.user, runs, on_host)))
 
 
-def _rest(gpu: GpuStatus, attributed_bytes: int) -> list[Holder]:
+def _remaining_holders(gpu: GpuStatus, attributed_bytes: int) -> list[Holder]:
     """What is in use and nobody's, what the driver keeps, and what is free."""
     if gpu.last_used_bytes is None:
         return []
@@ -96,7 +96,7 @@ def _rest(gpu: GpuStatus, attributed_bytes: int) -> list[Holder]:
         name = by_nobody if "processes" in gpu.states else untold
         rest.append(Holder("unclaimed", name, gpu.last_used_bytes - attributed_bytes))
     if gpu.driver_bytes:
-        rest.append(Holder("driver", tr(_SEGMENT_WORDS["driver"]), gpu.driver_bytes))
+        rest.append(Holder("driver", tr(_SEGMENT_LABELS["driver"]), gpu.driver_bytes))
     if gpu.total_bytes is not None:
         used = max(gpu.last_used_bytes, attributed_bytes) + (gpu.driver_bytes or 0)
         rest.append(Holder("free", tr("free"), max(0, gpu.total_bytes - used)))
@@ -104,7 +104,7 @@ def _rest(gpu: GpuStatus, attributed_bytes: int) -> list[Holder]:
 
 
 def _facts(gpus: Gpus, gpu: GpuStatus) -> Sequence[tuple[str, str]]:
-    facts = [(tr("peak since the start"), peak_words(gpus, gpu))]
+    facts = [(tr("peak since the start"), peak_text(gpus, gpu))]
     if gpu.run is not None:
         facts.append((tr("run"), gpu.run_name))
     parts = [other.label for other in gpus.devices if other.parent == gpu.uuid]
@@ -118,7 +118,7 @@ def _facts(gpus: Gpus, gpu: GpuStatus) -> Sequence[tuple[str, str]]:
     return facts
 
 
-def peak_words(gpus: Gpus, gpu: GpuStatus) -> str:
+def peak_text(gpus: Gpus, gpu: GpuStatus) -> str:
     peak = gpus.registry.peak_bytes.get(gpu.uuid)
     return UNKNOWN if peak is None else format_bytes(peak)
 

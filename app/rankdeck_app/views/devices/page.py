@@ -17,7 +17,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QButtonGroup, QPushButton, QStackedLayout, QWidget
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.language import tr
@@ -25,32 +25,39 @@ from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.gpus import Gpus, clock_time
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.devices import gpu_figures, memory_holders, rows
-from rankdeck_app.views.devices.rows import (
+from rankdeck_app.views.devices import gpu_chart_data, gpu_table, memory_holders
+from rankdeck_app.views.devices.gpu_table import (
     HOT_C,
     SCALE_C,
-    errors_of,
-    number_words,
-    reading_words,
+    errors_text,
+    format_reading,
+    reading_text,
+    scale_max,
     series_of,
-    throttled_by,
-    top_of,
+    throttle_text,
 )  # fmt: skip
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.card_layout import ArrangedGrid
+from rankdeck_app.widgets.card_layout import ArrangeableGrid
 from rankdeck_app.widgets.heat_strip import HeatStrip
 from rankdeck_app.widgets.holder_list import HolderList
 from rankdeck_app.widgets.layouts import MIDDLE, TOP, column, push_button, row, text_label
 from rankdeck_app.widgets.metric_table import MetricTable
 from rankdeck_app.widgets.stat_strip import StatStrip
-from rankdeck_app.widgets.tracks import DeviceTracks, Track, TrackLimit, TrackMark, TracksFigure, span_words
+from rankdeck_app.widgets.tracks import (
+    DeviceTracks,
+    DeviceTracksData,
+    Track,
+    TrackLimit,
+    TrackMark,
+    span_text,
+)
 from rankdeck_app.widgets.vram_bars import VramBars
 
 PAGE_KIND = "devices"
 SPANS_S = (60.0, 600.0, 3600.0, 86_400.0)
-_DRAW_EVERY_S = 0.2
-_NEXT_STEP = marked(
+_DRAW_INTERVAL_S = 0.2
+_NO_GPUS_ADVICE = tr_noop(
     "Train in rehearsal, on virtual devices, or install NVIDIA's driver for this machine's GPUs."
 )
 
@@ -74,23 +81,23 @@ class DevicesPage(Page):
         self._memory_of = memory_of
         self._span_s = SPANS_S[0]
         self._drawn_s: dict[str, float] = {}
-        self._shown_path: list[str] = []
-        self._strip = StatStrip(theme)
-        self._strip.setAccessibleName(tr("Figures of all GPUs"))
+        self._shown_breadcrumbs: list[str] = []
+        self._stat_strip = StatStrip(theme)
+        self._stat_strip.setAccessibleName(tr("Figures of all GPUs"))
         self._bars, self._heat = VramBars(theme), HeatStrip(theme)
         self._band = BandChart(theme, tr("Memory over time"))
         self._tracks, self._holders = DeviceTracks(theme), HolderList(theme)
-        self.table = MetricTable(theme, rows.columns())
-        self.table.chosen.connect(lambda _uuid: self._show_chosen())
-        self._nothing = text_label(tone="dim")
-        self._nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        used = partial(gpu_figures.history_rows, gpus, "used_bytes")
-        busy = partial(gpu_figures.history_rows, gpus, "utilisation", "memory_utilisation")
-        everything = partial(gpu_figures.history_rows, gpus)
+        self.table = MetricTable(theme, gpu_table.columns())
+        self.table.selection_changed.connect(lambda _uuid: self._show_selection())
+        self._empty_label = text_label(tone="dim")
+        self._empty_label.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        used = partial(gpu_chart_data.history_rows, gpus, "used_bytes")
+        busy = partial(gpu_chart_data.history_rows, gpus, "utilisation", "memory_utilisation")
+        everything = partial(gpu_chart_data.history_rows, gpus)
         self.cards = {
             name: ChartCard(title, theme, body, csv_rows)
             for name, title, body, csv_rows in (
-                ("bars", tr("VRAM per device"), self._bars, partial(gpu_figures.bars_rows, gpus)),
+                ("bars", tr("VRAM per device"), self._bars, partial(gpu_chart_data.bars_rows, gpus)),
                 ("heat", tr("Utilisation"), self._heat, busy),
                 ("band", tr("VRAM over time"), self._band, used),
                 ("tracks", tr("Device"), self._tracks, everything),
@@ -99,40 +106,42 @@ class DevicesPage(Page):
             )
         }
         self._build(bar or QWidget())
-        gpus.changed.connect(self._show_which)
-        clock.subscribe(self._frame)
-        self._show_which()
+        gpus.changed.connect(self._on_gpus_changed)
+        clock.subscribe(self._on_frame)
+        self._on_gpus_changed()
 
     def _build(self, bar: QWidget) -> None:
-        self.spans = QButtonGroup(self)
+        self.span_buttons = QButtonGroup(self)
         tooltip = tr("Show all devices side by side (Escape)")
         self.all_button = push_button(tr("All Devices"), tooltip, lambda: self.table.select(""), height=24)
         self.all_button.hide()
-        spans = row(*map(self._span_button, SPANS_S), spacing=0, align=MIDDLE)
+        spans = row(*map(self._make_span_button, SPANS_S), spacing=0, align=MIDDLE)
         spans.setContentsMargins(10, 0, 0, 0)
-        top = row((self._strip, 1), self.all_button, spans, spacing=0, align=TOP)
-        self.grid = ArrangedGrid(self.cards, devices=("bars", "heat"), whole=("table",), wide=("tracks",))
+        top = row((self._stat_strip, 1), self.all_button, spans, spacing=0, align=TOP)
+        self.grid = ArrangeableGrid(
+            self.cards, devices=("bars", "heat"), full_width=("table",), wide=("tracks",)
+        )
         inner = QWidget()
         column(top, (self.grid, 1), on=inner, margins=(16, 2, 16, 12), spacing=10)
-        self._whole = QStackedLayout()
-        self._whole.addWidget(inner)
-        self._whole.addWidget(self._nothing)
-        column(bar, (self._whole, 1), on=self, spacing=0)
+        self._stack = QStackedLayout()
+        self._stack.addWidget(inner)
+        self._stack.addWidget(self._empty_label)
+        column(bar, (self._stack, 1), on=self, spacing=0)
 
-    def _span_button(self, span_s: float) -> QPushButton:
-        text = span_words(span_s)
+    def _make_span_button(self, span_s: float) -> QPushButton:
+        text = span_text(span_s)
         tooltip = tr("Show the last {time}", time=text)
         button = push_button(
             text.replace("60 s", "1 min"), tooltip, partial(self.set_span, span_s), kind="segment", height=24
         )
         button.setChecked(span_s == self._span_s)
-        self.spans.addButton(button)
+        self.span_buttons.addButton(button)
         return button
 
     # What is shown
 
     @property
-    def chosen(self) -> GpuStatus | None:
+    def selected_gpu(self) -> GpuStatus | None:
         """The device that is shown in full, or None for all of them."""
         return next((gpu for gpu in self._gpus.devices if gpu.uuid == self.table.selected), None)
 
@@ -143,13 +152,17 @@ class DevicesPage(Page):
     def breadcrumbs(self) -> list[str]:
         gpus = self._gpus
         # A GPU that was lost from the start cannot tell its name.
-        there = [gpu for gpu in gpus.whole if gpu.lost_at is None] or gpus.whole
+        there = [gpu for gpu in gpus.physical_gpus if gpu.lost_at is None] or gpus.physical_gpus
         names = list(dict.fromkeys(gpu.name for gpu in there))
         host = [gpus.host] if gpus.host else []
-        parts = [tr("devices"), *host, *([f"{len(gpus.whole)} × {names[0]}"] if len(names) == 1 else names)]
+        parts = [
+            tr("devices"),
+            *host,
+            *([f"{len(gpus.physical_gpus)} × {names[0]}"] if len(names) == 1 else names),
+        ]
         if gpus.driver:
             parts.append(tr("driver {version}", version=gpus.driver))
-        return [*parts, tr(rows.SIMULATED)] if gpus.is_simulated else parts
+        return [*parts, tr(gpu_table.SIMULATED)] if gpus.is_simulated else parts
 
     def tab_actions(self) -> list[PageAction]:
         return [PageAction("checklist", tr("Look This Machine Over"), "doctor.show")]
@@ -161,7 +174,7 @@ class DevicesPage(Page):
     def restore_state(self, state: dict[str, Any]) -> None:
         if state.get("span_s") in SPANS_S:
             self._span_s = float(state["span_s"])
-            self.spans.buttons()[SPANS_S.index(self._span_s)].setChecked(True)
+            self.span_buttons.buttons()[SPANS_S.index(self._span_s)].setChecked(True)
         self.table.select(str(state.get("chosen") or ""))
         cards = state.get("cards")
         self.grid.restore(cards if isinstance(cards, dict) else {})
@@ -170,26 +183,28 @@ class DevicesPage(Page):
         super().showEvent(event)
         self._redraw()
 
-    def _show_which(self) -> None:
+    def _on_gpus_changed(self) -> None:
         """There are other devices, or none."""
         gpus = self._gpus
-        self._nothing.setText(f"{gpus.reason}.\n{tr(_NEXT_STEP)}" if gpus.known else tr("Looking for GPUs…"))
-        self._whole.setCurrentIndex(0 if gpus.devices else 1)
+        self._empty_label.setText(
+            f"{gpus.reason}.\n{tr(_NO_GPUS_ADVICE)}" if gpus.is_known else tr("Looking for GPUs…")
+        )
+        self._stack.setCurrentIndex(0 if gpus.devices else 1)
         if gpus.devices:
             for part in ("table", "bars"):
                 self.draw(part)  # how many rows there are decides how much room they get
         path = self.breadcrumbs()
-        if path != self._shown_path:
-            self._shown_path = path
+        if path != self._shown_breadcrumbs:
+            self._shown_breadcrumbs = path
             self.title_changed.emit()
-        if self.table.selected and self.chosen is None and gpus.devices:
+        if self.table.selected and self.selected_gpu is None and gpus.devices:
             self.table.select("")
-        self._show_chosen()
-        self.grid.lay_out()
+        self._show_selection()
+        self.grid.relayout()
 
-    def _show_chosen(self) -> None:
-        self.grid.show_only(_OVERVIEW if self.chosen is None else _ONE)
-        self.all_button.setVisible(self.chosen is not None)
+    def _show_selection(self) -> None:
+        self.grid.show_only(_OVERVIEW_CARDS if self.selected_gpu is None else _DEVICE_CARDS)
+        self.all_button.setVisible(self.selected_gpu is not None)
         self._redraw()
 
     def _redraw(self) -> None:
@@ -198,81 +213,81 @@ class DevicesPage(Page):
         if self.isVisible() and self._gpus.devices:
             for part in self.parts():
                 self.draw(part)
-            self.grid.lay_out()  # what another device holds may want another height
+            self.grid.relayout()  # what another device holds may want another height
 
     def parts(self) -> Sequence[str]:
         """What is drawn one by one, a frame each."""
-        return _PARTS_OF_ALL if self.chosen is None else _PARTS_OF_ONE
+        return _OVERVIEW_PARTS if self.selected_gpu is None else _DEVICE_PARTS
 
-    def _frame(self) -> None:
+    def _on_frame(self) -> None:
         """One tick of the clock draws one part, so that no frame is long. Time goes on even where nothing is
         read: what is old must be seen to age.
         """
         if not self.isVisible() or not self._gpus.devices:
             return
         oldest = min(self.parts(), key=lambda part: self._drawn_s.get(part, 0.0))
-        if time.monotonic() - self._drawn_s.get(oldest, 0.0) >= _DRAW_EVERY_S:
+        if time.monotonic() - self._drawn_s.get(oldest, 0.0) >= _DRAW_INTERVAL_S:
             self.draw(oldest)
 
     def draw(self, part: str) -> None:
         """Bring one of the `parts` up to date."""
-        gpus, span_s, chosen = self._gpus, self._span_s, self.chosen
+        gpus, span_s, chosen = self._gpus, self._span_s, self.selected_gpu
         self._drawn_s[part] = time.monotonic()
         if part == "strip":
-            self._strip.set_figure(gpu_figures.stats(gpus))
+            self._stat_strip.set_data(gpu_chart_data.stats(gpus))
         elif part == "table":
-            self.table.set_figure(rows.table(gpus, span_s))
+            self.table.set_data(gpu_table.table(gpus, span_s))
         elif part == "bars":
-            self._bars.set_figure(gpu_figures.bars(gpus, self._memory_of))
-            seen = None if self._band.follows else self._band.visible_x()
-            self._heat.set_figure(gpu_figures.heat(gpus, span_s, seen))
+            self._bars.set_data(gpu_chart_data.bars(gpus, self._memory_of))
+            seen = None if self._band.is_following else self._band.visible_x()
+            self._heat.set_data(gpu_chart_data.heat(gpus, span_s, seen))
         elif part == "band":
-            self._band.set_figure(gpu_figures.band(gpus, span_s))
+            self._band.set_data(gpu_chart_data.band(gpus, span_s))
             self._band.tick()
         elif chosen is not None:
-            self._tracks.set_figure(tracks(gpus, chosen, span_s))
-            self._holders.set_figure(memory_holders.holders(gpus, chosen, self._memory_of(chosen)))
+            self._tracks.set_data(device_tracks(gpus, chosen, span_s))
+            self._holders.set_data(memory_holders.holders(gpus, chosen, self._memory_of(chosen)))
         if part == "strip":
-            self._name_cards()
+            self._update_card_texts()
 
-    def _name_cards(self) -> None:
-        gpus, chosen, span = self._gpus, self.chosen, tr("last {time}", time=span_words(self._span_s))
+    def _update_card_texts(self) -> None:
+        gpus, chosen, span = self._gpus, self.selected_gpu, tr("last {time}", time=span_text(self._span_s))
         cards = self.cards
         for card in cards.values():
-            card.set_source(rows.source(gpus))
+            card.set_source(gpu_table.source(gpus))
         for name in ("table", "band"):
             cards[name].set_subtitle(span)
-        zoomed = self._band.zoom_words
+        zoomed = self._band.zoom_text
         cards["band"].set_note(*((zoomed, tr("zoomed")) if zoomed else ()))
         cards["heat"].set_subtitle(f"% SM, {span}", "% SM")
-        cards["bars"].set_subtitle(*gpu_figures.bars_subtitle(self._bars.figure))
+        cards["bars"].set_subtitle(*gpu_chart_data.bars_subtitle(self._bars.data))
         if chosen is not None:
             cards["tracks"].set_title(chosen.label)
             lost = [] if chosen.lost_at is None else [tr("lost at {time}", time=clock_time(chosen.lost_at))]
             cards["tracks"].set_subtitle(", ".join((chosen.name, *lost, span)), chosen.name)
 
     def _holder_rows(self) -> Any:
-        return memory_holders.holder_rows(self._gpus, self.chosen, self._memory_of)
+        return memory_holders.holder_rows(self._gpus, self.selected_gpu, self._memory_of)
 
 
-_PARTS_OF_ALL = ("strip", "table", "bars", "band")
-_PARTS_OF_ONE = ("strip", "table", "one")
-_OVERVIEW = ("bars", "heat", "band", "table")
-_ONE = ("tracks", "holders", "table")
+_OVERVIEW_PARTS = ("strip", "table", "bars", "band")
+_DEVICE_PARTS = ("strip", "table", "one")
+_OVERVIEW_CARDS = ("bars", "heat", "band", "table")
+_DEVICE_CARDS = ("tracks", "holders", "table")
 
 
 # One device in full: every metric over time, with its limits and what happened to it.
 
-_MARKED = (marked("lost"), marked("back"), marked("slow"), marked("restarted"), marked("silent"))
+_MARKED_CODES = (tr_noop("lost"), tr_noop("back"), tr_noop("slow"), tr_noop("restarted"), tr_noop("silent"))
 
 
-def tracks(gpus: Gpus, gpu: GpuStatus, span_s: float) -> TracksFigure:
+def device_tracks(gpus: Gpus, gpu: GpuStatus, span_s: float) -> DeviceTracksData:
     """Every metric of one device, with its limits and what happened to it."""
     now_s = gpus.now_s
     total = float(gpu.total_bytes or 0)
     peak = float(gpus.registry.peak_bytes.get(gpu.uuid) or 0)
     vram_limits = [TrackLimit(total), TrackLimit(peak, is_hard=False)]
-    power_top, clock_top = 1.1 * top_of(gpus, "power_w"), _clock_top(gpus, gpu)
+    power_top, clock_top = 1.1 * scale_max(gpus, "power_w"), _max_clock_mhz(gpus, gpu)
     tracks = [
         _track(gpus, gpu, tr("VRAM"), "used_bytes", 1.06 * max(total, peak, 1.0), limits=vram_limits),
         _track(gpus, gpu, tr("Busy, memory busy"), "utilisation", 1.0, second="memory_utilisation"),
@@ -285,10 +300,10 @@ def tracks(gpus: Gpus, gpu: GpuStatus, span_s: float) -> TracksFigure:
         _throttle_track(gpus, gpu),
         _error_track(gpus, gpu, _marks(gpus, gpu)),
     ]
-    return TracksFigure(tracks, (now_s - span_s, now_s), gpu.lost_at is not None)
+    return DeviceTracksData(tracks, (now_s - span_s, now_s), gpu.lost_at is not None)
 
 
-def _clock_top(gpus: Gpus, gpu: GpuStatus) -> float:
+def _max_clock_mhz(gpus: Gpus, gpu: GpuStatus) -> float:
     values = [gpus.reading(gpu.uuid, metric).value or 0 for metric in ("sm_clock_mhz", "memory_clock_mhz")]
     return 1.1 * max(1.0, *(float(value) for value in values))
 
@@ -304,9 +319,9 @@ def _track(
     limits: Sequence[TrackLimit] = (),
 ) -> Track:
     reading = gpus.reading(gpu.uuid, metric)
-    text, tone = reading_words(metric, reading)
+    text, tone = reading_text(metric, reading)
     if second:
-        text += f"  {reading_words(second, gpus.reading(gpu.uuid, second))[0]}"
+        text += f"  {reading_text(second, gpus.reading(gpu.uuid, second))[0]}"
     if reading.state == "stale":
         text = tr("{reading}, {age:.0f} s old", reading=text, age=reading.age_s)
     return Track(
@@ -318,18 +333,18 @@ def _track(
         series_of(gpus, gpu.uuid, second) if second else None,
         limits,
         tone=tone,
-        in_words=partial(number_words, metric),
+        format_value=partial(format_reading, metric),
     )
 
 
 def _throttle_track(gpus: Gpus, gpu: GpuStatus) -> Track:
-    text, tone = throttled_by(gpus, gpu.uuid)
-    curve = None if gpus.history is None else gpus.history.throttled(gpu.uuid)
+    text, tone = throttle_text(gpus, gpu.uuid)
+    curve = None if gpus.history is None else gpus.history.throttled_series(gpu.uuid)
     return Track(tr("Throttled by"), text, curve, 1.0, METRICS["throttle"].stale_after_s, tone=tone)
 
 
 def _error_track(gpus: Gpus, gpu: GpuStatus, marks: Sequence[TrackMark]) -> Track:
-    text, tone = errors_of(gpus, gpu)
+    text, tone = errors_text(gpus, gpu)
     top = max(1.0, 1.1 * float(gpus.reading(gpu.uuid, "ecc_errors").value or 0))
     curve, hold_s = series_of(gpus, gpu.uuid, "ecc_errors"), METRICS["ecc_errors"].stale_after_s
     return Track(tr("ECC errors, XID events"), text, curve, top, hold_s, marks=marks, tone=tone)
@@ -340,5 +355,5 @@ def _marks(gpus: Gpus, gpu: GpuStatus) -> list[TrackMark]:
     return [
         TrackMark(notice.t - since, tr(notice.code) if notice.xid is None else f"XID {notice.xid}")
         for notice in gpus.registry.notices
-        if notice.uuid in (gpu.uuid, None) and (notice.xid is not None or notice.code in _MARKED)
+        if notice.uuid in (gpu.uuid, None) and (notice.xid is not None or notice.code in _MARKED_CODES)
     ]

@@ -11,24 +11,24 @@ from PySide6.QtGui import QFontMetrics, QShowEvent
 from PySide6.QtWidgets import QApplication, QButtonGroup, QPushButton, QWidget
 
 from rankdeck.base.errors import Problem
-from rankdeck.config.presets import PresetCard
+from rankdeck.config.presets import Preset
 from rankdeck_app.language import tr
 from rankdeck_app.shell.side_bar import SideBarSection, SideBarView
 from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.hosts import GpusOfHosts
+from rankdeck_app.state.host_gpus import HostGpus
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.script_draft import ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.launch.all_devices import AllDevices
+from rankdeck_app.views.launch.devices_section import DevicesSection
 from rankdeck_app.views.launch.footer import LaunchFooter
-from rankdeck_app.views.launch.script import ScriptSection
+from rankdeck_app.views.launch.script_section import ScriptSection
 from rankdeck_app.widgets.controls import ComboBox
 from rankdeck_app.widgets.draft_form import DraftForm
 from rankdeck_app.widgets.form import FormRow
 from rankdeck_app.widgets.layouts import column, push_button, row, text_label
-from rankdeck_app.widgets.run_rows import field_of, model_rows, name_row, strategy_rows
+from rankdeck_app.widgets.option_rows import find_field, model_rows, name_row, strategy_rows
 from rankdeck_app.widgets.strategy_list import ROW_HEIGHT, StrategyList
 
 
@@ -47,107 +47,109 @@ class LaunchView(SideBarView):
         script: ScriptDraft,
         folder: ScriptFolder,
         choice: DeviceChoice,
-        hosts: GpusOfHosts,
-        presets: Sequence[PresetCard],
+        hosts: HostGpus,
+        presets: Sequence[Preset],
         plan: DraftPlan,
         launch_keys: Callable[[], str],
     ) -> None:
         super().__init__(theme)
-        self._draft, self._draft_of_script = draft, script
-        self._seen: set[str | None] = set()
-        self.set_header(self._make_switch(script))
-        self.devices = AllDevices(theme, draft, choice, hosts)
+        self._draft, self._script_draft = draft, script
+        self._known_paths: set[str | None] = set()
+        self.set_header(self._make_mode_switch(script))
+        self.devices = DevicesSection(theme, draft, choice, hosts)
         self.model = ModelSection(theme, draft, presets, self.preset_picked.emit)
         self.strategy = StrategySection(theme, draft)
-        self.script = ScriptSection(theme, script, folder, hosts.here)
+        self.script = ScriptSection(theme, script, folder, hosts.local)
         header = self.add_section(tr("Devices"), self.devices).header
         for tool in self.devices.tools:
             header.tools.addWidget(tool, 1)
         of_script = self.add_section(tr("Script"), self.script)
         of_script.header.tools.addWidget(self.script.save_button)
-        self._of_script: list[QWidget] = [of_script]
-        self._of_configuration: list[QWidget] = [
+        self._script_sections: list[QWidget] = [of_script]
+        self._configuration_sections: list[QWidget] = [
             self.add_section(tr("Strategy"), self.strategy),
             self.add_section(tr("Model"), self.model),
         ]  # fmt: skip
         self.footer = LaunchFooter(theme, plan, self.launch_requested.emit, launch_keys)
         self.set_footer(self.footer)
-        script.changed.connect(self._show_kind)
-        self._show_kind()
-        self.strategy.list.moved.connect(self._show_choice)
+        script.changed.connect(self._show_mode)
+        self._show_mode()
+        self.strategy.list.choice_changed.connect(self._show_chosen_strategy)
 
     # What is wrong
 
     def show_state(self, problem: Problem | None, busy: int, script: str | None) -> None:
         """See the footer's; what is wrong with devices or the strategy as a whole stands there too."""
-        others = [] if self._draft_of_script.is_chosen else self._draft.problems
-        num_more, where = len([one for one in others if one != problem]), self._where(problem)
-        self.footer.show_state(problem, busy, script, num_more=num_more, where=where)
+        others = [] if self._script_draft.is_chosen else self._draft.problems
+        num_more, where = len([one for one in others if one != problem]), self._location_text(problem)
+        self.footer.show_state(problem, busy, script, num_others=num_more, location_text=where)
         told = [*([] if problem is None else [problem]), *others]
         self.devices.show_problems(told)
         self.strategy.show_problem(next((one for one in told if one.path == "strategy.use"), None))
-        self._unfold(told)
+        self._reveal_new_problems(told)
 
-    def _unfold(self, problems: Sequence[Problem]) -> None:
+    def _reveal_new_problems(self, problems: Sequence[Problem]) -> None:
         """Fields of new problems come into sight, while what has the keyboard stays where it is."""
         paths = {problem.path for problem in problems}
         for problem in problems:
-            if problem.path not in self._seen and (found := self._find(problem)) is not None:
+            if problem.path not in self._known_paths and (found := self._find_field(problem)) is not None:
                 section, field = found
-                self.scroll_area.keep_still(partial(self._open, section, field))
-        self._seen = paths
+                self.scroll_area.preserve_scroll(partial(self._open_section, section, field))
+        self._known_paths = paths
 
-    def _where(self, problem: Problem | None) -> str:
-        if problem is None or self._find(problem) is not None:
+    def _location_text(self, problem: Problem | None) -> str:
+        if problem is None or self._find_field(problem) is not None:
             return tr("Show the Field")
         if problem.line is None:
             return tr("Open the Configuration")
         return tr("Go to Line {line}", line=problem.line)
 
-    def _show_choice(self) -> None:
+    def _show_chosen_strategy(self) -> None:
         """The strategy that was chosen elsewhere comes into sight, unless somebody is at work in the form."""
         focused = QApplication.focusWidget()
         if self.isVisible() and (focused is None or not self.scroll_area.isAncestorOf(focused)):
-            self.scroll_area.show_whole(self.strategy.list, self.strategy.list.chosen_rect)
+            self.scroll_area.scroll_to(self.strategy.list, self.strategy.list.selected_rect)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        QTimer.singleShot(0, self, self._show_choice)  # before the first layout nothing has its place
+        QTimer.singleShot(
+            0, self, self._show_chosen_strategy
+        )  # before the first layout nothing has its place
 
-    def _find(self, problem: Problem) -> tuple[SideBarSection, QWidget] | None:
+    def _find_field(self, problem: Problem) -> tuple[SideBarSection, QWidget] | None:
         """Where a problem can be fixed here, and in which section; None where only the text can be."""
         of_devices, of_script, of_strategy, of_model = self.sections
-        if (place := self.devices.place_of(problem)) is not None:
+        if (place := self.devices.find_widget(problem)) is not None:
             return of_devices, place
         if problem.path == "strategy.use":
             return of_strategy, self.strategy.list
-        if (line := self.script.line_of(problem)) is not None:
+        if (line := self.script.find_line(problem)) is not None:
             return of_script, line.editor
-        if (editor := self.model.editor_of(problem)) is not None:
+        if (editor := self.model.find_editor(problem)) is not None:
             return of_model, editor
         options = self.strategy.options.fields
-        if (name := field_of(problem, options)) is not None:
+        if (name := find_field(problem, options)) is not None:
             return of_strategy, options[name].editor
         return None
 
-    def _open(self, section: SideBarSection, field: QWidget) -> None:
+    def _open_section(self, section: SideBarSection, field: QWidget) -> None:
         section.set_open(True)
-        self.model.unfold(field)
+        self.model.reveal(field)
 
     def reveal(self, problem: Problem) -> bool:
         """Open the section of the problem's field, scroll there, and give it the keyboard; False where there
         is none.
         """
-        found = self._find(problem)
+        found = self._find_field(problem)
         if found is None:
             return False
         section, field = found
-        self._open(section, field)
-        self.scroll_area.show_whole(field)
+        self._open_section(section, field)
+        self.scroll_area.scroll_to(field)
         field.setFocus(Qt.FocusReason.ShortcutFocusReason)
         return True
 
-    def _make_switch(self, script: ScriptDraft) -> QWidget:
+    def _make_mode_switch(self, script: ScriptDraft) -> QWidget:
         """Which of the two Launch starts."""
         switch, group = QWidget(), QButtonGroup(self)
 
@@ -157,19 +159,19 @@ class LaunchView(SideBarView):
             return button
 
         what = tr("Train a model under a strategy, planned before it runs")
-        self.configuration_button = segment(tr("Configuration"), what, partial(script.choose, False))
+        self.configuration_button = segment(tr("Configuration"), what, partial(script.set_chosen, False))
         what = tr("Run your own script as it is")
-        self.script_button = segment(tr("Script"), what, partial(script.choose, True))
+        self.script_button = segment(tr("Script"), what, partial(script.set_chosen, True))
         parts = ((self.configuration_button, 1), (self.script_button, 1))
         row(*parts, on=switch, margins=(12, 0, 12, 8), spacing=0)
         return switch
 
-    def _show_kind(self) -> None:
-        script_chosen = self._draft_of_script.is_chosen
+    def _show_mode(self) -> None:
+        script_chosen = self._script_draft.is_chosen
         (self.script_button if script_chosen else self.configuration_button).setChecked(True)
-        for section in self._of_script:
+        for section in self._script_sections:
             section.setVisible(script_chosen)
-        for section in self._of_configuration:
+        for section in self._configuration_sections:
             section.setVisible(not script_chosen)
 
     def save_state(self) -> dict[str, Any]:
@@ -195,12 +197,12 @@ class ModelSection(QWidget):
         self,
         theme: Theme,
         draft: Draft,
-        presets: Sequence[PresetCard],
-        on_pick: Callable[[PresetCard], object],
+        presets: Sequence[Preset],
+        on_pick: Callable[[Preset], object],
     ) -> None:
         super().__init__()
         self._theme, self._draft, self._presets = theme, draft, list(presets)
-        self._label = label = text_label(tr("Start from"), "dim", wrap=False)
+        self._preset_label = label = text_label(tr("Start from"), "dim", wrap=False)
         self.preset_box = ComboBox(theme)
         self.preset_box.setAccessibleName(tr("Start from a preset"))
         self.preset_box.setMinimumContentsLength(6)
@@ -209,74 +211,74 @@ class ModelSection(QWidget):
             self.preset_box.setItemData(at, tr(preset.text or preset.title), Qt.ItemDataRole.ToolTipRole)
         self.preset_box.activated.connect(lambda index: on_pick(self._presets[index]))
         label.setBuddy(self.preset_box)
-        self.front = DraftForm(theme, draft, lambda: model_rows(draft)[0])
-        self._more: DraftForm | None = None
+        self.main_form = DraftForm(theme, draft, lambda: model_rows(draft)[0])
+        self._more_form: DraftForm | None = None
         self.more_button = QPushButton(tr("More"))
         self.more_button.setProperty("kind", "link")
         self.more_button.setCheckable(True)
         self.more_button.setToolTip(tr("Optimizer, schedule, seed, evaluation and the rest"))
-        self.more_button.toggled.connect(self._toggle)
+        self.more_button.toggled.connect(self._toggle_more)
         picker = row(label, (self.preset_box, 1), spacing=6)
-        parts = (picker, self.front, self.more_button)
+        parts = (picker, self.main_form, self.more_button)
         self._column = column(*parts, on=self, margins=(12, 0, 12, 4), spacing=6)
         draft.changed.connect(self._show_origin)
-        draft.changed.connect(self._align)
-        self._icon()
+        draft.changed.connect(self._align_labels)
+        self._update_icon()
         self._show_origin()
-        self._align()
+        self._align_labels()
 
-    def _rare_rows(self) -> list[FormRow]:
+    def _more_rows(self) -> list[FormRow]:
         return [name_row(self._draft), *model_rows(self._draft)[1]]
 
     @property
-    def more(self) -> DraftForm:
+    def more_form(self) -> DraftForm:
         """The form of the rarer options, made when first asked for."""
-        if self._more is None:
-            self._more = DraftForm(self._theme, self._draft, self._rare_rows)
-            self._more.setVisible(self.more_button.isChecked())
-            self._column.addWidget(self._more)
-            self._more.come_after(self.more_button)
-            self._align()
-        return self._more
+        if self._more_form is None:
+            self._more_form = DraftForm(self._theme, self._draft, self._more_rows)
+            self._more_form.setVisible(self.more_button.isChecked())
+            self._column.addWidget(self._more_form)
+            self._more_form.set_tab_after(self.more_button)
+            self._align_labels()
+        return self._more_form
 
-    def editor_of(self, problem: Problem) -> QWidget | None:
+    def find_editor(self, problem: Problem) -> QWidget | None:
         """Where a problem can be fixed here, under "More" too; None where only the text can be."""
-        if (place := field_of(problem, self.front.fields)) is not None:
-            return self.front.fields[place].editor
-        if (place := field_of(problem, [row.place for row in self._rare_rows()])) is not None:
-            return self.more.fields[place].editor
+        if (place := find_field(problem, self.main_form.fields)) is not None:
+            return self.main_form.fields[place].editor
+        if (place := find_field(problem, [row.key_path for row in self._more_rows()])) is not None:
+            return self.more_form.fields[place].editor
         return None
 
-    def unfold(self, field: QWidget) -> None:
+    def reveal(self, field: QWidget) -> None:
         """Open "More" where the field stands there."""
-        if self._more is not None and self._more.isAncestorOf(field):
+        if self._more_form is not None and self._more_form.isAncestorOf(field):
             self.more_button.setChecked(True)
 
-    def _align(self) -> None:
+    def _align_labels(self) -> None:
         """All fields begin where the longest label ends, of those too that are not made yet."""
         metrics, (front, more) = QFontMetrics(self._theme.font()), model_rows(self._draft)
         labels = [row.label for row in (*front, *more) if not row.is_check]
         longest = max(map(metrics.horizontalAdvance, labels)) + 1  # a label takes a pixel more than its text
-        width = max(LABEL_WIDTH, self._label.sizeHint().width(), longest)
-        self._label.setFixedWidth(width)
-        for form in filter(None, (self.front, self._more)):
+        width = max(LABEL_WIDTH, self._preset_label.sizeHint().width(), longest)
+        self._preset_label.setFixedWidth(width)
+        for form in filter(None, (self.main_form, self._more_form)):
             form.set_label_width(width)
 
     def _show_origin(self) -> None:
         """Where the draft came from."""
-        origin = self._draft.origin_in_words or tr("a new configuration")
+        origin = self._draft.origin_text or tr("a new configuration")
         index = self.preset_box.findText(origin)
         self.preset_box.setPlaceholderText(origin)
         self.preset_box.setCurrentIndex(index)
         text = tr(self._presets[index].text) if index >= 0 else ""
         self.preset_box.setToolTip(text or tr("Replace this configuration by a ready one"))
 
-    def _toggle(self, is_open: bool) -> None:
-        self.more.setVisible(is_open)
+    def _toggle_more(self, is_open: bool) -> None:
+        self.more_form.setVisible(is_open)
         self.more_button.setText(tr("Less") if is_open else tr("More"))
-        self._icon()
+        self._update_icon()
 
-    def _icon(self) -> None:
+    def _update_icon(self) -> None:
         name = "chevron-down" if self.more_button.isChecked() else "chevron-right"
         self.more_button.setIcon(self._theme.icon(name, "textLink.foreground"))
 
@@ -295,24 +297,24 @@ class StrategySection(QWidget):
         self.list.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setFixedHeight(ROW_HEIGHT * self.list.count())
-        self.list.chosen.connect(lambda name: draft.choose(("strategy",), name))
+        self.list.strategy_selected.connect(lambda name: draft.choose(("strategy",), name))
         self.options = DraftForm(theme, draft, lambda: strategy_rows(draft))
         self.options.setContentsMargins(12, 4, 12, 4)
-        self.problem = text_label(tone="error")
-        self.problem.setContentsMargins(12, 4, 12, 4)
+        self.problem_label = text_label(tone="error")
+        self.problem_label.setContentsMargins(12, 4, 12, 4)
         self.show_problem(None)
-        column(self.list, self.problem, self.options, on=self, spacing=0)
+        column(self.list, self.problem_label, self.options, on=self, spacing=0)
         draft.changed.connect(self.refresh)
         self.refresh()
 
     def show_problem(self, problem: Problem | None) -> None:
         """What is wrong with the choice itself."""
         text = "" if problem is None else problem.sentence
-        self.problem.setText(text)
-        self.problem.setVisible(bool(text))
+        self.problem_label.setText(text)
+        self.problem_label.setVisible(bool(text))
         self.list.setAccessibleDescription(text)
 
     def refresh(self) -> None:
         use = self._draft.value(("strategy", "use"))
-        self.list.show_choice(use if isinstance(use, str) else "single")
+        self.list.set_choice(use if isinstance(use, str) else "single")
         self.options.setVisible(bool(self.options.fields))

@@ -15,48 +15,48 @@ from PySide6.QtCore import QSize, Signal
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QGridLayout, QHBoxLayout, QSizePolicy, QWidget
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.run import race as races
 from rankdeck.run.bounds import RACE_STEPS
-from rankdeck.run.plan_lines import FITS, PREDICTED, TIGHT, PlanLine, is_last_word
-from rankdeck.run.race import expected_text
+from rankdeck.run.plan_lines import FITS, PREDICTED, TIGHT, PlanLine, is_no_fit_advice
+from rankdeck.run.race import duration_text
 from rankdeck.run.verified import DIFFERS, EQUAL, NOTED
-from rankdeck_app.language import spoken, tr
+from rankdeck_app.language import tr, translate
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.draft_race import DraftRace
-from rankdeck_app.state.plan import DraftPlan, can_choose, choose
+from rankdeck_app.state.plan import DraftPlan, can_choose, choose_line
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.plan import plan_figures
-from rankdeck_app.views.plan.table import ColumnNames, PlanLegend, PlanTable, SeenKinds
+from rankdeck_app.views.plan import plan_chart_data
+from rankdeck_app.views.plan.table import LegendKinds, PlanHeader, PlanLegend, PlanTable
 from rankdeck_app.views.plan.target import TargetBox
 from rankdeck_app.widgets.card import HEADER_HEIGHT, ChartCard
 from rankdeck_app.widgets.controls import ElidedLabel, tool_button
-from rankdeck_app.widgets.layouts import MIDDLE, clear, column, push_button, row, text_label
-from rankdeck_app.widgets.painting import Symbol
+from rankdeck_app.widgets.layouts import MIDDLE, clear_layout, column, push_button, row, text_label
+from rankdeck_app.widgets.painting import IconWidget
 from rankdeck_app.widgets.stat_strip import StatStrip
-from rankdeck_app.widgets.time_words import age_words
+from rankdeck_app.widgets.time_text import age_text
 
 PAGE_ID = "plan:"
-FIT = "plan.fit_bars"
-_LEAST_OF_TOP = 800
+FIT_BARS_SETTING = "plan.fit_bars"
+_MIN_ONE_ROW_WIDTH = 800
 """Width from which the figures have room beside what is planned for, in pixels."""
-_FIT_WORDS = {
-    False: marked("Fit bars to the data: what is far below the capacity can be compared"),
-    True: marked("Bars fit the data. A click shows them against the capacity"),
+_FIT_TOOLTIPS = {
+    False: tr_noop("Fit bars to the data: what is far below the capacity can be compared"),
+    True: tr_noop("Bars fit the data. A click shows them against the capacity"),
 }
-_VERIFY_WORDS = marked("Rehearse two steps of each strategy, and compare them with one device")
+_VERIFY_TOOLTIP = tr_noop("Rehearse two steps of each strategy, and compare them with one device")
 
 
 class PlanPage(Page):
-    """There is one draft, so one page. `trust_asked`: the draft's own code would have to run.
-    `race_asked`: what fits is to be raced on the draft's own devices. `race_opened` carries a race's folder,
-    `winner_used` the entry that won it."""
+    """There is one draft, so one page. `trust_requested`: the draft's own code would have to run.
+    `race_requested`: what fits is to be raced on the draft's own devices. `race_opened` carries a race's
+    folder, `winner_used` the entry that won it."""
 
-    path_command = "config.show"
-    trust_asked = Signal()
-    race_asked = Signal()
+    breadcrumb_command = "config.show"
+    trust_requested = Signal()
+    race_requested = Signal()
     race_opened = Signal(object)
     winner_used = Signal(object)
     can_split = False
@@ -73,31 +73,33 @@ class PlanPage(Page):
         """`plan` and `raced` are for the draft's devices, `elsewhere` for those that the page names."""
         super().__init__(PAGE_ID, title=tr("VRAM Plan"), icon="layers")
         self._draft, self.settings = draft, settings
-        self._here, self._elsewhere, self._raced = plan, elsewhere, raced
-        self.strip = StatStrip(theme)
-        self.strip.setAccessibleName(tr("The plan in figures"))
+        self._draft_plan, self._target_plan, self._draft_race = plan, elsewhere, raced
+        self.stat_strip = StatStrip(theme)
+        self.stat_strip.setAccessibleName(tr("The plan in figures"))
         self.table = PlanTable(theme)
-        self.table.picked.connect(self._pick)
-        self._legend = PlanLegend(theme, lambda kind: self.table.brush(kind, leads=True))
-        self._names = ColumnNames(theme, lambda: self.table.viewport().width())
+        self.table.picked.connect(self._on_row_picked)
+        self._legend = PlanLegend(theme, lambda kind: self.table.brush(kind, is_lead=True))
+        self._header = PlanHeader(theme, lambda: self.table.viewport().width())
         body = QWidget()
-        column(self._names, (self.table, 1), self._legend, on=body, spacing=4)
-        self._card = ChartCard(tr("VRAM by strategy"), theme, body, lambda: plan_figures.csv_rows(self.plan))
-        self.fixes = PlannedFixList(theme, self._take)
-        self._fixes_card = ChartCard(tr("What would help"), theme, self.fixes)
+        column(self._header, (self.table, 1), self._legend, on=body, spacing=4)
+        self._card = ChartCard(
+            tr("VRAM by strategy"), theme, body, lambda: plan_chart_data.csv_rows(self.plan)
+        )
+        self.fix_list = PlannedFixList(theme, self._choose_line)
+        self._fixes_card = ChartCard(tr("What would help"), theme, self.fix_list)
         for card in (self._card, self._fixes_card):
             card.set_source(tr(PREDICTED))
         self._fixes_card.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
-        self.problem = text_label(tone="warning")
-        self.reason = text_label(tone="dim")
-        self.ask_button = push_button(tr("Plan Now"), tr("Ask what every strategy needs"), self.ask_again)
-        self.verify_button = push_button("", "", self.toggle_verifying, height=28)
-        self.trust_button = push_button(tr("Trust and Plan…"), "", self.trust_asked.emit)
+        self.problem_label = text_label(tone="warning")
+        self.reason_label = text_label(tone="dim")
+        self.plan_button = push_button(tr("Plan Now"), tr("Ask what every strategy needs"), self.plan_again)
+        self.verify_button = push_button("", "", self.toggle_verification, height=28)
+        self.trust_button = push_button(tr("Trust and Plan…"), "", self.trust_requested.emit)
         parts = (
-            self._head(theme),
-            row((self.problem, 1), self.trust_button),
-            row(self.ask_button, (self.reason, 1), self.verify_button, spacing=8, align=MIDDLE),
-            self._race_line(),
+            self._make_top_row(theme),
+            row((self.problem_label, 1), self.trust_button),
+            row(self.plan_button, (self.reason_label, 1), self.verify_button, spacing=8, align=MIDDLE),
+            self._make_race_bar(),
             (self._card, 1),
             self._fixes_card,
         )
@@ -107,50 +109,50 @@ class PlanPage(Page):
             one.changed.connect(self.refresh)
         draft.changed.connect(self.refresh)
 
-    def _race_line(self) -> QWidget:
+    def _make_race_bar(self) -> QWidget:
         """Which race has measured what stands below the predictions."""
-        self.race_words = text_label(tone="dim")
+        self.race_label = text_label(tone="dim")
         look = tr("What it measured, and whether losses agree")
         open_race = push_button(tr("Open the Race"), look, self._open_race, height=24)
         make = tr("Make its strategy the configuration's")
         self.winner_button = push_button(tr("Use the Winner"), make, self._use_winner, height=24)
-        self._raced_box = QWidget()
-        row((self.race_words, 1), open_race, self.winner_button, on=self._raced_box, spacing=8, align=MIDDLE)
-        return self._raced_box
+        self._race_bar = QWidget()
+        row((self.race_label, 1), open_race, self.winner_button, on=self._race_bar, spacing=8, align=MIDDLE)
+        return self._race_bar
 
     def _open_race(self) -> None:
-        if self._raced.path is not None:
-            self.race_opened.emit(self._raced.path)
+        if self._draft_race.path is not None:
+            self.race_opened.emit(self._draft_race.path)
 
     def _use_winner(self) -> None:
-        if self._raced.winner is not None:
-            self.winner_used.emit(self._raced.winner)
+        if self._draft_race.winner is not None:
+            self.winner_used.emit(self._draft_race.winner)
 
-    def _head(self, theme: Theme) -> QHBoxLayout:
-        self.target = TargetBox(theme)
-        self.target.chosen.connect(self._plan_for)
+    def _make_top_row(self, theme: Theme) -> QHBoxLayout:
+        self.target_box = TargetBox(theme)
+        self.target_box.chosen.connect(self._plan_for)
         self.fit_button = tool_button(theme, "zoom-in", "", self._toggle_fit)
         self.fit_button.setCheckable(True)
         self.fit_button.setFixedSize(28, 28)
         self.fit_button.setAccessibleName(tr("Fit bars to the data"))
-        self.refresh_button = tool_button(theme, "refresh", tr("Plan again"), self.ask_again)
+        self.refresh_button = tool_button(theme, "refresh", tr("Plan again"), self.plan_again)
         self.refresh_button.setFixedSize(28, 28)
         label = text_label(tr("Plan for"), "dim", wrap=False)
-        label.setBuddy(self.target)
+        label.setBuddy(self.target_box)
         self.race_button = push_button(
             tr("Race What Fits"),
             tr("Train the same steps under each, and compare"),
-            self.race_asked.emit,
+            self.race_requested.emit,
             height=28,
         )
-        parts = (label, self.target, self.fit_button, self.refresh_button, self.race_button)
-        self._top = row((self.strip, 1), row(*parts, None, spacing=8, align=MIDDLE), spacing=8)
-        return self._top
+        parts = (label, self.target_box, self.fit_button, self.refresh_button, self.race_button)
+        self._top_row = row((self.stat_strip, 1), row(*parts, None, spacing=8, align=MIDDLE), spacing=8)
+        return self._top_row
 
     @property
     def plan(self) -> DraftPlan:
         """The one on show."""
-        return self._here if self._elsewhere.devices is None else self._elsewhere
+        return self._draft_plan if self._target_plan.devices is None else self._target_plan
 
     def breadcrumbs(self) -> list[str]:
         return [self._draft.title, tr("VRAM plan")]
@@ -159,73 +161,73 @@ class PlanPage(Page):
         return tr("What every strategy would need of every device (predicted)")
 
     def save_state(self) -> dict[str, Any]:
-        return {"devices": self._elsewhere.devices}
+        return {"devices": self._target_plan.devices}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         devices = state.get("devices")
         if isinstance(devices, str):
             self._plan_for(devices)
 
-    def ask_again(self) -> None:
-        self.plan.ask_again()
+    def plan_again(self) -> None:
+        self.plan.plan_again()
 
     def verify(self) -> None:
         """Compare every strategy of the plan with one device; it is planned first where it is not yet."""
-        if not self.plan.lines and not self.plan.is_asking:
-            self.plan.ask_again()
+        if not self.plan.lines and not self.plan.is_planning:
+            self.plan.plan_again()
         self.plan.verification.start()
 
-    def toggle_verifying(self) -> None:
+    def toggle_verification(self) -> None:
         if self.plan.verification.is_running:
             self.plan.verification.cancel()
         else:
             self.verify()
 
-    def _show_verifying(self) -> None:
+    def _show_verification(self) -> None:
         verification = self.plan.verification
         obstacle = "" if verification.is_running else verification.obstacle
         self.verify_button.setText(tr("Cancel Verifying") if verification.is_running else tr("Verify"))
-        what = tr("Stop; what was found stays") if verification.is_running else tr(_VERIFY_WORDS)
+        what = tr("Stop; what was found stays") if verification.is_running else tr(_VERIFY_TOOLTIP)
         self.verify_button.setToolTip(obstacle or what)
         self.verify_button.setEnabled(not obstacle)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
-        self._top.setDirection(down if self.width() < _LEAST_OF_TOP else right)
+        self._top_row.setDirection(down if self.width() < _MIN_ONE_ROW_WIDTH else right)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self._want()
+        self._update_visible_plan()
         self.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
-        self._want()
+        self._update_visible_plan()
 
-    def _want(self) -> None:
+    def _update_visible_plan(self) -> None:
         """Only the plan on show follows the form with all strategies."""
-        for one in (self._here, self._elsewhere):
-            one.want_all(one is self.plan and self.isVisible())
-        self._raced.want(self.plan is self._here and self.isVisible())
+        for one in (self._draft_plan, self._target_plan):
+            one.set_wants_all(one is self.plan and self.isVisible())
+        self._draft_race.set_wanted(self.plan is self._draft_plan and self.isVisible())
 
     def _plan_for(self, devices: str | None) -> None:
-        self._elsewhere.set_devices(devices)
-        self.target.show_devices(devices)
-        self._want()
+        self._target_plan.set_devices(devices)
+        self.target_box.show_devices(devices)
+        self._update_visible_plan()
         self.refresh()
 
     def _toggle_fit(self) -> None:
-        self.settings.set(FIT, self.fit_button.isChecked())
+        self.settings.set(FIT_BARS_SETTING, self.fit_button.isChecked())
         self.refresh()
 
-    def _pick(self, key: tuple[str, str]) -> None:
+    def _on_row_picked(self, key: tuple[str, str]) -> None:
         row = next((row for row in self.plan.rows if (row.strategy, row.label) == key), None)
         if row is not None and row.line is not None and can_choose(row.line):
-            self._take(row.line)
+            self._choose_line(row.line)
 
-    def _take(self, line: PlanLine) -> None:
-        choose(self._draft, line)
+    def _choose_line(self, line: PlanLine) -> None:
+        choose_line(self._draft, line)
 
     def refresh(self) -> None:
         """Show what the plan knows now; what nobody sees waits until it is shown."""
@@ -233,48 +235,48 @@ class PlanPage(Page):
             return
         plan = self.plan
         lines = plan.lines
-        self.target.show_devices(self._elsewhere.devices)
-        is_fitted = self.settings.get(FIT, bool)
-        scale = plan_figures.scale(lines, is_fitted=is_fitted)
-        has_capacity = plan_figures.scale(lines).capacity_bytes is not None
+        self.target_box.show_devices(self._target_plan.devices)
+        is_fitted = self.settings.get(FIT_BARS_SETTING, bool)
+        scale = plan_chart_data.scale(lines, is_fitted=is_fitted)
+        has_capacity = plan_chart_data.scale(lines).capacity_bytes is not None
         self.fit_button.setChecked(is_fitted)
         self.fit_button.setEnabled(has_capacity)
         fitted_already = tr("No capacity is named, so the bars fit the data already")
-        self.fit_button.setToolTip(tr(_FIT_WORDS[is_fitted]) if has_capacity else fitted_already)
-        self._names.show_axis(plan_figures.axis(scale) if lines else "")
-        self.strip.set_figure(plan_figures.stats(plan))
-        self.race_button.setEnabled(plan is self._here)
-        self.race_button.setText(race_text(plan))
-        self._show_verifying()
-        raced = self._raced if plan is self._here else None
-        self.table.set_rows(plan_figures.rows(plan, raced), scale)
-        self.race_words.setText("" if raced is None else race_words(raced, time.time()))
+        self.fit_button.setToolTip(tr(_FIT_TOOLTIPS[is_fitted]) if has_capacity else fitted_already)
+        self._header.show_axis(plan_chart_data.axis_text(scale) if lines else "")
+        self.stat_strip.set_data(plan_chart_data.stats(plan))
+        self.race_button.setEnabled(plan is self._draft_plan)
+        self.race_button.setText(race_button_text(plan))
+        self._show_verification()
+        raced = self._draft_race if plan is self._draft_plan else None
+        self.table.set_rows(plan_chart_data.rows(plan, raced), scale)
+        self.race_label.setText("" if raced is None else race_summary(raced, time.time()))
         self.winner_button.setVisible(raced is not None and raced.winner is not None)
-        is_raced = bool(self.race_words.text())
-        self._raced_box.setVisible(is_raced)
+        is_raced = bool(self.race_label.text())
+        self._race_bar.setVisible(is_raced)
         self._card.set_source(tr("predicted, measured below") if is_raced else tr(PREDICTED))
-        kinds = tuple(plan_figures.legend_kinds(lines, scale.end_bytes))
-        self._legend.set_figure(SeenKinds(kinds, has_capacity=scale.shows_capacity))
+        kinds = tuple(plan_chart_data.legend_kinds(lines, scale.end_bytes))
+        self._legend.set_data(LegendKinds(kinds, has_capacity=scale.shows_capacity))
         self._legend.setVisible(bool(kinds))
-        self._card.set_subtitle(*plan_figures.subtitle(plan))
-        fixes = plan_figures.fixes(plan)
-        self.fixes.show_lines(fixes)
+        self._card.set_subtitle(*plan_chart_data.subtitle(plan))
+        fixes = plan_chart_data.fixes(plan)
+        self.fix_list.show_lines(fixes)
         self._fixes_card.setVisible(bool(fixes))
-        self._fixes_card.setMaximumHeight(HEADER_HEIGHT + self.fixes.height() + 10)
-        is_unasked = not (lines or plan.is_asking or plan.is_complete or plan.problem)
+        self._fixes_card.setMaximumHeight(HEADER_HEIGHT + self.fix_list.height() + 10)
+        is_unasked = not (lines or plan.is_planning or plan.is_complete or plan.problem)
         unasked = tr("Nothing was asked yet: plans are made when they are asked for.")
-        known = filter(None, (plan_figures.recommendation(plan), verified_sentence(plan)))
-        self.reason.setText(unasked if is_unasked else "\n".join(known))
-        self.reason.setVisible(bool(self.reason.text()))
-        self.ask_button.setVisible(is_unasked)
-        self.problem.setText(plan.problem)
-        self.problem.setVisible(bool(plan.problem))
+        known = filter(None, (plan_chart_data.recommendation(plan), verification_summary(plan)))
+        self.reason_label.setText(unasked if is_unasked else "\n".join(known))
+        self.reason_label.setVisible(bool(self.reason_label.text()))
+        self.plan_button.setVisible(is_unasked)
+        self.problem_label.setText(plan.problem)
+        self.problem_label.setVisible(bool(plan.problem))
         self.trust_button.setVisible(bool(plan.problem) and plan.needs_trust)
 
 
 # What would help: one changed option per line with the bytes that it saves, and a button that changes it.
 
-MOST_SHOWN = 4
+MAX_SHOWN_FIXES = 4
 ROW_HEIGHT = 24
 
 
@@ -284,7 +286,7 @@ class PlannedFixList(QWidget):
     def __init__(self, theme: Theme, on_take: Callable[[PlanLine], object]) -> None:
         super().__init__()
         self._theme = theme
-        self._on_take = on_take
+        self._on_apply = on_take
         self.lines: list[PlanLine] = []
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(4, 0, 4, 0)
@@ -293,42 +295,42 @@ class PlannedFixList(QWidget):
         self._grid.setColumnStretch(1, 1)
 
     def show_lines(self, lines: Sequence[PlanLine]) -> None:
-        shown = list(lines[:MOST_SHOWN])
+        shown = list(lines[:MAX_SHOWN_FIXES])
         if shown == self.lines:
             return
         self.lines = shown
-        clear(self._grid)
+        clear_layout(self._grid)
         self.setFixedHeight(ROW_HEIGHT * len(shown))
         for number, line in enumerate(shown):
-            self._add(number, line)
+            self._add_row(number, line)
 
-    def _add(self, row: int, line: PlanLine) -> None:
-        icon = Symbol(self._theme, "lightbulb", "rankdeck.leadText", QSize(14, 14), 14)
-        text = ElidedLabel(spoken(line.advice, line.phrases) if line.advice else _changes(line))
-        if is_last_word(line):
+    def _add_row(self, row: int, line: PlanLine) -> None:
+        icon = IconWidget(self._theme, "lightbulb", "rankdeck.leadText", QSize(14, 14), 14)
+        text = ElidedLabel(translate(line.advice, line.phrases) if line.advice else _changes_text(line))
+        if is_no_fit_advice(line):
             self._grid.addWidget(icon, row, 0)
             self._grid.addWidget(text, row, 1)
             return
-        tooltip = tr("Change {settings} in the configuration", settings=_changes(line))
-        button = push_button(tr("Apply"), tooltip, lambda: self._on_take(line), kind="link")
+        tooltip = tr("Change {settings} in the configuration", settings=_changes_text(line))
+        button = push_button(tr("Apply"), tooltip, lambda: self._on_apply(line), kind="link")
         button.setAccessibleName(tr("Apply: {change}", change=text.text()))
         for place, widget in enumerate((icon, text, button)):
             self._grid.addWidget(widget, row, place)
 
 
-def _changes(line: PlanLine) -> str:
+def _changes_text(line: PlanLine) -> str:
     return ", ".join(f"{key} = {value}" for key, value in line.changes.items())
 
 
 # What is said above the plan's table: what was verified, whose figures are shown, and how long a race takes.
 
 
-def verified_sentence(plan: DraftPlan) -> str:
+def verification_summary(plan: DraftPlan) -> str:
     """How many strategies are equal to one device, and which are not; "" where none was verified."""
     verification = plan.verification
     by_outcome: dict[str | None, list[str]] = {EQUAL: [], NOTED: [], DIFFERS: []}
     for line in plan.lines:
-        by_outcome.setdefault(verification.outcome_of(line), []).append(line.label)
+        by_outcome.setdefault(verification.get_outcome(line), []).append(line.label)
     equal, noted, differing = (by_outcome[outcome] for outcome in (EQUAL, NOTED, DIFFERS))
     said = []
     if total := len(equal) + len(noted) + len(differing):
@@ -340,23 +342,23 @@ def verified_sentence(plan: DraftPlan) -> str:
     return " ".join(filter(None, (*said, verification.failure)))
 
 
-_STOPPED = {
-    races.STOPPED: marked(
+_STOPPED_TEXTS = {
+    races.STOPPED: tr_noop(
         "Below each prediction: measured by {race}, {age}, {where}; it is stopped, {done} of {count} raced."
     ),
-    races.LOST: marked(
+    races.LOST: tr_noop(
         "Below each prediction: measured by {race}, {age}, {where}; it is lost, {done} of {count} raced."
     ),
 }
 
 
-def race_words(raced: DraftRace, now_s: float) -> str:
+def race_summary(raced: DraftRace, now_s: float) -> str:
     """Whose figures stand below the predictions, and how old they are; "" where there are none."""
     race = raced.race
     if race is None:
         return ""
     where = tr("in rehearsal, on this CPU") if race.is_rehearsal else tr("on GPUs (memory of live tensors)")
-    done, count = race.num_raced, len(race.field)
+    done, count = race.num_finished, len(race.unique_entries)
     if raced.is_running:
         return tr(
             "{race} goes on: {done} of {count} raced. Below each prediction: measured {where}.",
@@ -365,16 +367,16 @@ def race_words(raced: DraftRace, now_s: float) -> str:
             count=count,
             where=where,
         )
-    age = age_words(max(0.0, now_s - (race.ended or race.began)))
+    age = age_text(max(0.0, now_s - (race.ended or race.began)))
     values = {"race": race.title, "age": age, "where": where}
-    if race.outcome in _STOPPED:
-        return tr(_STOPPED[race.outcome], done=done, count=count, **values)
+    if race.outcome in _STOPPED_TEXTS:
+        return tr(_STOPPED_TEXTS[race.outcome], done=done, count=count, **values)
     return tr("Below each prediction: measured by {race}, {age}, {where}.", **values)
 
 
-def race_text(plan: DraftPlan) -> str:
+def race_button_text(plan: DraftPlan) -> str:
     """What the button says that races: also how long that takes, once all answers are there."""
     raced = [line for line in plan.lines if line.verdict in (FITS, TIGHT)]
     if not plan.is_complete or not raced:
         return tr("Race What Fits")
-    return tr("Race What Fits ({time})", time=spoken(expected_text(raced, RACE_STEPS)))
+    return tr("Race What Fits ({time})", time=translate(duration_text(raced, RACE_STEPS)))

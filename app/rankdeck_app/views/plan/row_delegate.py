@@ -1,7 +1,7 @@
 """How a row of the plan is painted: name, a bar per device on one scale, peak, step time, verdict.
 
-Its columns stand where `Columns` says, and so do the names above the table. Read plan_figures.py, which makes
-the figures, before this.
+Its columns stand where `PlanColumns` says, and so do the names above the table. Read plan_chart_data.py,
+which makes the figures, before this.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetrics, QPainter, QPen
 from PySide6.QtWidgets import QStyleOptionViewItem
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.views.plan.plan_figures import (
+from rankdeck_app.views.plan.plan_chart_data import (
     CONSTANTS,
     LEAST_MEMORY,
     OTHERS,
     RECOMMENDED,
     RESERVED,
     PlanBar,
-    RowFigure,
+    PlanRowData,
     Scale,
 )
 from rankdeck_app.widgets.chart import UNKNOWN
-from rankdeck_app.widgets.facts_line import VERIFIED_LOOKS
-from rankdeck_app.widgets.figure_list import FigureDelegate
+from rankdeck_app.widgets.facts_line import VERIFICATION_ICONS
 from rankdeck_app.widgets.painting import (
     CENTER,
     DATA_ROLE,
     RIGHT,
     Index,
     chart_font,
-    dashed_line,
+    dashed_pen,
     paint_segments,
     paint_text,
-    paint_words,
+    paint_wrapped_text,
 )
+from rankdeck_app.widgets.row_list import RowListDelegate
 
-MIN_ROW = 42
+MIN_ROW_HEIGHT = 42
 CAPACITY_DASHES = (3, 2)
-_PAD = 12
+_PADDING = 12
 INDEX_WIDTH = 36
-INDEX_PX = 9
+INDEX_FONT_PX = 9
 INDEX_HEIGHT = 9
 """From one index to the next, in pixels: digits have no descent."""
-VERDICT_LOOKS = {
+VERDICT_ICONS = {
     FITS: ("pass", "rankdeck.ok"),
     TIGHT: ("warning", "rankdeck.leadText"),
     DOES_NOT_FIT: ("error", "errorForeground"),
@@ -56,13 +56,13 @@ VERDICT_LOOKS = {
 }
 
 
-_SHORT_MARKS = {LEAST_MEMORY: marked("Least")}
-_LEAST_MARK = 36
+_SHORT_MARKS = {LEAST_MEMORY: tr_noop("Least")}
+_MIN_MARK_WIDTH = 36
 """Pixels that a mark's word has even where the name's column ends."""
 
 ICON_WIDTH = 21
 # From which width on: name, peak, step time, verdict.
-_SIZES = (
+_COLUMN_WIDTHS = (
     (900, (180, 116, 112, 114)),
     (700, (150, 84, 84, 114)),
     (560, (120, 78, 76, 114)),
@@ -76,20 +76,20 @@ def _text_width(text: str, *, bold: bool = False, mono: bool = False) -> int:
     return QFontMetrics(chart_font(11, bold, mono)).horizontalAdvance(text) + 1
 
 
-class Columns:
+class PlanColumns:
     """Left edges and widths for a row of some width, in pixels. A column that has no room is 0 wide: the step
     time goes first, then the verdict's words beside its icon; both are in the tooltip.
     """
 
     def __init__(self, width: int) -> None:
         is_narrow = width < 900
-        sizes = next(sizes for least, sizes in _SIZES if width >= least)
+        sizes = next(sizes for least, sizes in _COLUMN_WIDTHS if width >= least)
         self.name_width, peak_width, step_width, self.verdict_width = sizes
         # No language may lose a number.
         above, about = tr("{ratio:.1f}× others", ratio=8.8), tr("about {time}", time="888 ms")
         self.peak_width = max(peak_width, _text_width(above, bold=True))
         self.step_width = max(step_width, _text_width(about, mono=True)) if step_width else 0
-        self.verdict = width - _PAD - self.verdict_width
+        self.verdict = width - _PADDING - self.verdict_width
         self.step = self.verdict - (8 if is_narrow else 14) - self.step_width
         self.peak = self.step - (10 if self.step_width else 0) - self.peak_width
         self.name = 38
@@ -105,7 +105,7 @@ def bar_sizes(num_bars: int) -> tuple[int, int]:
     return 1, 0
 
 
-def labelled(num_bars: int) -> range:
+def labelled_bars(num_bars: int) -> range:
     """Which bars have their index beside them: as many as do not touch each other, evenly spaced."""
     pitch = sum(bar_sizes(num_bars))
     step = 1
@@ -114,7 +114,7 @@ def labelled(num_bars: int) -> range:
     return range(0, num_bars if num_bars > 1 else 0, step)
 
 
-class PlanRowDelegate(FigureDelegate):
+class PlanRowDelegate(RowListDelegate):
     """Paints a RowFigure under DATA_ROLE; `scale` is what every bar is drawn against."""
 
     def __init__(self, theme: Theme) -> None:
@@ -122,39 +122,39 @@ class PlanRowDelegate(FigureDelegate):
         self.scale = Scale()
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        figure: RowFigure = index.data(DATA_ROLE)
+        figure: PlanRowData = index.data(DATA_ROLE)
         num_bars = max(len(figure.bars), figure.num_tracks)
         height, gap = bar_sizes(num_bars)
         num_lines = max(
             1 + bool(figure.options) + bool(figure.marks),
             1 + bool(figure.peak_note) + bool(figure.measured_peak),
             1 + bool(figure.step_note) + bool(figure.measured_step),
-            1 + bool(figure.verdict_note) + bool(figure.verified_word),
+            1 + bool(figure.verdict_note) + bool(figure.verification_text),
         )
-        return QSize(300, max(MIN_ROW, num_bars * (height + gap) - gap + 14, 16 * num_lines + 10))
+        return QSize(300, max(MIN_ROW_HEIGHT, num_bars * (height + gap) - gap + 14, 16 * num_lines + 10))
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        figure: RowFigure = index.data(DATA_ROLE)
+        figure: PlanRowData = index.data(DATA_ROLE)
         rect: QRect = option.rect
-        columns = Columns(rect.width())
+        columns = PlanColumns(rect.width())
         painter.save()
         painter.setClipRect(rect)
         mark = "focusBorder" if figure.is_chosen else ""
-        self.paint_ground(painter, rect, option.state, is_chosen=figure.is_chosen, mark=mark)
+        self.paint_background(painter, rect, option.state, is_selected=figure.is_chosen, mark=mark)
         self._paint_name(painter, rect, columns, figure)
-        if figure.words:
+        if figure.reason:
             left = columns.bars + INDEX_WIDTH
             room = QRect(left, rect.y() + 4, columns.verdict - 14 - left, rect.height() - 8)
-            paint_words(painter, room, figure.words, self.colors.muted, 11)
+            paint_wrapped_text(painter, room, figure.reason, self.colors.muted, 11)
         else:
             self._paint_bars(painter, rect, columns, figure)
             self._paint_numbers(painter, rect, columns, figure)
         self._paint_verdict(painter, rect, columns, figure)
         painter.restore()
 
-    def _paint_name(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
+    def _paint_name(self, painter: QPainter, rect: QRect, columns: PlanColumns, figure: PlanRowData) -> None:
         colors = self.colors
-        is_dim = figure.is_awaited or figure.verdict == CANNOT or not figure.verdict
+        is_dim = figure.is_pending or figure.verdict == CANNOT or not figure.verdict
         ink = colors.muted if is_dim else colors.foreground
         draw_icon(painter, figure.icon, QRectF(rect.x() + 14, rect.y(), 16, rect.height()), ink)
         num_lines = 1 + bool(figure.options) + bool(figure.marks)
@@ -178,7 +178,7 @@ class PlanRowDelegate(FigureDelegate):
         word = tr(mark)
         if metrics.horizontalAdvance(word) + 10 > room:
             word = tr(_SHORT_MARKS.get(mark, mark))
-        word = metrics.elidedText(word, Qt.TextElideMode.ElideRight, max(_LEAST_MARK, room - 10))
+        word = metrics.elidedText(word, Qt.TextElideMode.ElideRight, max(_MIN_MARK_WIDTH, room - 10))
         width = metrics.horizontalAdvance(word) + 10
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(QPen(color("button.background" if is_filled else "descriptionForeground"), 1))
@@ -190,7 +190,7 @@ class PlanRowDelegate(FigureDelegate):
         paint_text(painter, box, word, ink, 10, CENTER, bold=True)
         return width
 
-    def _paint_bars(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
+    def _paint_bars(self, painter: QPainter, rect: QRect, columns: PlanColumns, figure: PlanRowData) -> None:
         num_bars = max(len(figure.bars), figure.num_tracks)
         height, gap = bar_sizes(num_bars)
         top = rect.y() + (rect.height() - num_bars * (height + gap) + gap) // 2
@@ -202,15 +202,17 @@ class PlanRowDelegate(FigureDelegate):
             painter.fillRect(box, self.colors.track)
             if figure.bars:
                 self._paint_bar(painter, box, figure.bars[place])
-                if place in labelled(len(figure.bars)):
+                if place in labelled_bars(len(figure.bars)):
                     where = QRectF(columns.bars, box.center().y() - 7, INDEX_WIDTH - 6, 14)
-                    paint_text(painter, where, figure.bars[place].index, self.colors.muted, INDEX_PX, RIGHT)
+                    paint_text(
+                        painter, where, figure.bars[place].index_text, self.colors.muted, INDEX_FONT_PX, RIGHT
+                    )
         self._paint_capacity(painter, QRectF(left, top - 3, width, num_bars * (height + gap) - gap + 6))
 
     def _paint_bar(self, painter: QPainter, box: QRectF, bar: PlanBar) -> None:
         scale = box.width() / self.scale.end_bytes
         segments = (
-            (num_bytes * scale, self.brush(kind, leads=bar.leads)) for kind, num_bytes in bar.segments
+            (num_bytes * scale, self.brush(kind, is_lead=bar.is_lead)) for kind, num_bytes in bar.segments
         )
         left = paint_segments(painter, box, segments)
         capacity = self.scale.capacity_bytes
@@ -219,10 +221,10 @@ class PlanRowDelegate(FigureDelegate):
             over = QRectF(start, box.top(), min(left, box.right()) - start, box.height())
             painter.fillRect(over, self.theme.color("errorForeground"))
 
-    def brush(self, kind: str, *, leads: bool) -> QBrush:
+    def brush(self, kind: str, *, is_lead: bool) -> QBrush:
         """Kinds are blue, gathered outputs amber where they make a device stand out; the rest is grey."""
         colors = self.colors
-        if kind == "gathered" and leads:
+        if kind == "gathered" and is_lead:
             return QBrush(colors.hot)
         if kind in colors.kinds:
             return QBrush(colors.kinds[kind])
@@ -236,11 +238,13 @@ class PlanRowDelegate(FigureDelegate):
         scale = self.scale
         if not scale.shows_capacity or scale.capacity_bytes is None:
             return
-        painter.setPen(dashed_line(self.colors.capacity, CAPACITY_DASHES))
+        painter.setPen(dashed_pen(self.colors.capacity, CAPACITY_DASHES))
         x = round(area.left() + area.width() * scale.capacity_bytes / scale.end_bytes)
         painter.drawLine(x, round(area.top()), x, round(area.bottom()))
 
-    def _paint_numbers(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
+    def _paint_numbers(
+        self, painter: QPainter, rect: QRect, columns: PlanColumns, figure: PlanRowData
+    ) -> None:
         colors = self.colors
         peak = (columns.peak, columns.peak_width, figure.peak, figure.peak_note, figure.measured_peak)
         step = (columns.step, columns.step_width, figure.step, figure.step_note, figure.measured_step)
@@ -252,7 +256,7 @@ class PlanRowDelegate(FigureDelegate):
             top = rect.y() + (rect.height() - 16 * num_lines) // 2
             is_peak = left == columns.peak
             is_bold = is_peak and text != UNKNOWN
-            ink = colors.foreground if is_bold and not figure.is_awaited else colors.muted
+            ink = colors.foreground if is_bold and not figure.is_pending else colors.muted
             room = QRect(left, top, width, 16)
             paint_text(painter, room, text, ink, 12 if is_peak else 11, RIGHT, bold=is_bold, mono=True)
             if note:
@@ -273,13 +277,15 @@ class PlanRowDelegate(FigureDelegate):
             room = room.adjusted(0, 0, -word_width, 0)
         paint_text(painter, room, text, self.colors.rest, 11, RIGHT, mono=True)
 
-    def _paint_verdict(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
-        icon, key = VERDICT_LOOKS.get(figure.verdict, ("", "descriptionForeground"))
+    def _paint_verdict(
+        self, painter: QPainter, rect: QRect, columns: PlanColumns, figure: PlanRowData
+    ) -> None:
+        icon, key = VERDICT_ICONS.get(figure.verdict, ("", "descriptionForeground"))
         if figure.verdict == FITS and self.scale.capacity_bytes is None:
             key = "descriptionForeground"  # there was nothing to fit in
         ink = self.theme.color(key)
         has_words = columns.verdict_width > ICON_WIDTH
-        num_lines = 1 + bool(figure.verdict_note and has_words) + bool(figure.verified_word)
+        num_lines = 1 + bool(figure.verdict_note and has_words) + bool(figure.verification_text)
         top = rect.y() + (rect.height() - 16 * num_lines) // 2
         left = columns.verdict
         self._paint_verified(painter, columns, top + 16 * (num_lines - 1), figure)
@@ -290,20 +296,20 @@ class PlanRowDelegate(FigureDelegate):
             return
         room, elide = QRect(left + ICON_WIDTH, top, words_width, 16), Qt.TextElideMode.ElideRight
         is_bold = figure.verdict in (TIGHT, DOES_NOT_FIT)
-        paint_text(painter, room, figure.verdict_word, ink, 12, bold=is_bold, elide=elide)
+        paint_text(painter, room, figure.verdict_text, ink, 12, bold=is_bold, elide=elide)
         if figure.verdict_note:
             note, muted = figure.verdict_note, self.colors.muted
             paint_text(painter, room.translated(0, 16), note, muted, 11, elide=elide)
 
-    def _paint_verified(self, painter: QPainter, columns: Columns, top: int, figure: RowFigure) -> None:
+    def _paint_verified(self, painter: QPainter, columns: PlanColumns, top: int, figure: PlanRowData) -> None:
         """Whether it computes what one device does: a sign, and a few words where there is room."""
-        if not figure.verified_word:
+        if not figure.verification_text:
             return
-        icon, tone = VERIFIED_LOOKS.get(figure.verified, ("sync", "muted"))
-        ink, left = self.colors.of_tone(tone), columns.verdict
+        icon, tone = VERIFICATION_ICONS.get(figure.verification, ("sync", "muted"))
+        ink, left = self.colors.tone_color(tone), columns.verdict
         draw_icon(painter, icon, QRectF(left + 1, top + 1, 14, 14), ink)
         room = QRect(left + ICON_WIDTH, top, columns.verdict_width - ICON_WIDTH, 16)
         if room.width() > 0:
             ink = ink if tone == "error" else self.colors.muted
             elide = Qt.TextElideMode.ElideRight
-            paint_text(painter, room, figure.verified_word, ink, 11, bold=tone == "error", elide=elide)
+            paint_text(painter, room, figure.verification_text, ink, 11, bold=tone == "error", elide=elide)

@@ -15,20 +15,20 @@ from PySide6.QtWidgets import QSizePolicy, QStyleOptionViewItem, QWidget
 
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.plan.plan_figures import SEGMENT_LABELS, RowFigure, Scale
+from rankdeck_app.views.plan.plan_chart_data import SEGMENT_LABELS, PlanRowData, Scale
 from rankdeck_app.views.plan.row_delegate import (
     CAPACITY_DASHES,
     ICON_WIDTH,
     INDEX_WIDTH,
-    Columns,
+    PlanColumns,
     PlanRowDelegate,
 )
-from rankdeck_app.widgets.chart import Chart, LegendEntry, paint_entries, place_entries
-from rankdeck_app.widgets.figure_list import HEAD_HEIGHT, FigureList, paint_head
-from rankdeck_app.widgets.painting import LEFT, RIGHT, chart_font, dashed_line
+from rankdeck_app.widgets.chart import Chart, LegendEntry, layout_legend, paint_legend_line
+from rankdeck_app.widgets.painting import LEFT, RIGHT, chart_font, dashed_pen
+from rankdeck_app.widgets.row_list import LIST_HEADER_HEIGHT, RowList, paint_list_header
 
 
-class PlanTable(FigureList):
+class PlanTable(RowList):
     """`picked` carries a row's key when it is clicked, or Enter is pressed on it."""
 
     picked = Signal(tuple)
@@ -36,54 +36,54 @@ class PlanTable(FigureList):
     def __init__(self, theme: Theme) -> None:
         self._delegate = PlanRowDelegate(theme)
         super().__init__(theme, self._delegate, tr("Strategies and what each would need"))
-        self.clicked.connect(self._pick)
-        self.activated.connect(self._pick)
+        self.clicked.connect(self._on_activated)
+        self.activated.connect(self._on_activated)
 
-    def set_rows(self, figures: Sequence[RowFigure], scale: Scale) -> None:
+    def set_rows(self, figures: Sequence[PlanRowData], scale: Scale) -> None:
         """Where rows come or go, the current one and the place on show stay; until a key has moved it, the
         chosen row is the current one.
         """
         key, top = self.current_key(), self.verticalScrollBar().value()
-        heights = [self._height(row) for row in range(self.rows.rowCount())]
+        heights = [self._row_height(row) for row in range(self.row_model.rowCount())]
         has_new_scale, self._delegate.scale = scale != self._delegate.scale, scale
-        self.rows.set_rows(figures, repaint=has_new_scale)
-        if heights != [self._height(row) for row in range(self.rows.rowCount())]:
+        self.row_model.set_rows(figures, repaint=has_new_scale)
+        if heights != [self._row_height(row) for row in range(self.row_model.rowCount())]:
             self.scheduleDelayedItemsLayout()
         keys = [figure.key for figure in figures]
         if key not in keys or not self.has_moved:
             key = next((figure.key for figure in figures if figure.is_chosen), None)
         if key is not None:
-            self.setCurrentIndex(self.rows.index(keys.index(key)))
+            self.setCurrentIndex(self.row_model.index(keys.index(key)))
         self.verticalScrollBar().setValue(top)
 
-    def brush(self, kind: str, *, leads: bool) -> QBrush:
-        return self._delegate.brush(kind, leads=leads)
+    def brush(self, kind: str, *, is_lead: bool) -> QBrush:
+        return self._delegate.brush(kind, is_lead=is_lead)
 
-    def _height(self, row: int) -> int:
-        return self._delegate.sizeHint(QStyleOptionViewItem(), self.rows.index(row)).height()
+    def _row_height(self, row: int) -> int:
+        return self._delegate.sizeHint(QStyleOptionViewItem(), self.row_model.index(row)).height()
 
-    def _pick(self, index: QModelIndex) -> None:
-        self.picked.emit(self.rows.figures[index.row()].key)
+    def _on_activated(self, index: QModelIndex) -> None:
+        self.picked.emit(self.row_model.rows[index.row()].key)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self.scheduleDelayedItemsLayout()
 
 
-def _bars_room(columns: Columns) -> int:
+def _bars_title_width(columns: PlanColumns) -> int:
     """For the name of the bars' column: the one beside it begins late, at the right of its numbers."""
     return columns.bars_width - INDEX_WIDTH + 26
 
 
-class ColumnNames(QWidget):
+class PlanHeader(QWidget):
     """The head of the table. `width_of` tells how wide its rows are beside a scroll bar."""
 
     def __init__(self, theme: Theme, width_of: Callable[[], int]) -> None:
         super().__init__()
         self._theme = theme
-        self._width_of = width_of
+        self._get_width = width_of
         self._axis = ""
-        self.setFixedHeight(HEAD_HEIGHT)
+        self.setFixedHeight(LIST_HEADER_HEIGHT)
         theme.changed.connect(self.update)
 
     def show_axis(self, words: str) -> None:
@@ -93,55 +93,55 @@ class ColumnNames(QWidget):
             self.setAccessibleName(tr("Bars: {scale}", scale=words))
             self.update()
 
-    def _bars_words(self, columns: Columns) -> str:
+    def _bars_title(self, columns: PlanColumns) -> str:
         """The scale goes before the name of the column where both have no room."""
         whole = tr("Each device, {scale}", scale=self._axis) if self._axis else tr("Each device")
-        fits = QFontMetrics(chart_font(11)).horizontalAdvance(whole) <= _bars_room(columns)
+        fits = QFontMetrics(chart_font(11)).horizontalAdvance(whole) <= _bars_title_width(columns)
         return whole if fits else self._axis
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        columns = Columns(self._width_of())
+        columns = PlanColumns(self._get_width())
         names = (
             (columns.name, columns.name_width, tr("Strategy"), LEFT),
-            (columns.bars + INDEX_WIDTH, _bars_room(columns), self._bars_words(columns), LEFT),
+            (columns.bars + INDEX_WIDTH, _bars_title_width(columns), self._bars_title(columns), LEFT),
             (columns.peak, columns.peak_width, tr("Fullest"), RIGHT),
             (columns.step, columns.step_width, tr("Step time"), RIGHT),
             (columns.verdict + ICON_WIDTH, columns.verdict_width - ICON_WIDTH, tr("Verdict"), LEFT),
         )
-        paint_head(painter, self._theme, names)
+        paint_list_header(painter, self._theme, names)
         painter.end()
 
 
 @dataclass(frozen=True)
-class SeenKinds:
+class LegendKinds:
     """The kinds of memory that can be seen, with the most bytes of each, and whether a capacity is drawn."""
 
     kinds: tuple[tuple[str, int], ...] = ()
     has_capacity: bool = False
 
 
-class PlanLegend(Chart[SeenKinds]):
+class PlanLegend(Chart[LegendKinds]):
     """The kinds that can be seen, and the sign of the capacity."""
 
     def __init__(self, theme: Theme, brush: Callable[[str], QBrush]) -> None:
-        super().__init__(theme, SeenKinds(), tr("Kinds of memory"))
+        super().__init__(theme, LegendKinds(), tr("Kinds of memory"))
         self._brush = brush
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
 
     def describe(self) -> str:
-        return ", ".join(tr(SEGMENT_LABELS[kind]) for kind, _ in self.figure.kinds)
+        return ", ".join(tr(SEGMENT_LABELS[kind]) for kind, _ in self.data.kinds)
 
     def sizeHint(self) -> QSize:
-        return QSize(200, HEAD_HEIGHT)
+        return QSize(200, LIST_HEADER_HEIGHT)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         entries = [
             LegendEntry(tr(SEGMENT_LABELS[kind]), [self._brush(kind)], weight=num_bytes)
-            for kind, num_bytes in self.figure.kinds
+            for kind, num_bytes in self.data.kinds
         ]
-        if self.figure.has_capacity:
-            entries.append(LegendEntry(tr("capacity"), dashed_line(self._colors.capacity, CAPACITY_DASHES)))
+        if self.data.has_capacity:
+            entries.append(LegendEntry(tr("capacity"), dashed_pen(self._colors.capacity, CAPACITY_DASHES)))
         painter.translate(4, 0)
-        [line] = place_entries(entries, self.width() - 4)
-        paint_entries(painter, line, self.height() / 2, self._colors.muted)
+        [line] = layout_legend(entries, self.width() - 4)
+        paint_legend_line(painter, line, self.height() / 2, self._colors.muted)

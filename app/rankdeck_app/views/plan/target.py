@@ -5,14 +5,14 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.config.gpu_models import GPU_MODELS
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox
 
-OWN_DEVICES = marked("This run's devices")
-_OFFERED = ("RTX-4090", "A100-80GB", "H100-80GB")
+RUN_DEVICES = tr_noop("This run's devices")
+_SUGGESTED_MODELS = ("RTX-4090", "A100-80GB", "H100-80GB")
 
 
 class TargetBox(ComboBox):
@@ -27,40 +27,40 @@ class TargetBox(ComboBox):
         super().__init__(theme)
         self._devices: str | None = None
         self._is_typing = False
-        self._own_devices = tr(OWN_DEVICES)
+        self._run_devices = tr(RUN_DEVICES)
         self.setEditable(True)
         self.setInsertPolicy(ComboBox.InsertPolicy.NoInsert)
-        self.addItems([self._own_devices, *_offered()])
+        self.addItems([self._run_devices, *_suggestions()])
         self.setMinimumWidth(170)
         self.setAccessibleName(tr("Plan for"))
         self.setToolTip(tr('Plan for GPUs that you do not have: "8 x A100-80GB", "4 x 24GiB"'))
-        self.activated.connect(lambda _index: self._tell())
+        self.activated.connect(lambda _index: self._emit_chosen())
         line = self.lineEdit()
         assert line is not None
         line.setAccessibleName(tr("Plan for"))
-        line.textEdited.connect(self._typed)
-        line.editingFinished.connect(self._finished)
+        line.textEdited.connect(self._on_text_edited)
+        line.editingFinished.connect(self._on_editing_finished)
 
     def show_devices(self, devices: str | None) -> None:
         if self._is_typing and devices == self._devices:
             return
         self._devices = devices
-        text = devices or self._own_devices
+        text = devices or self._run_devices
         if self.currentText() != text:
             self.setCurrentIndex(self.findText(text))
             self.setEditText(text)
 
-    def _typed(self, _text: str) -> None:
+    def _on_text_edited(self, _text: str) -> None:
         self._is_typing = True
 
-    def _finished(self) -> None:
+    def _on_editing_finished(self) -> None:
         if not self.view().isVisible():
-            self._tell()
+            self._emit_chosen()
 
-    def _tell(self) -> None:
+    def _emit_chosen(self) -> None:
         self._is_typing = False
         text = self.currentText().strip()
-        devices = None if text in ("", self._own_devices) else text
+        devices = None if text in ("", self._run_devices) else text
         if devices == self._devices:
             self.show_devices(devices)
         else:
@@ -75,7 +75,7 @@ class TargetBox(ComboBox):
             super().keyPressEvent(event)
 
 
-def _offered() -> list[str]:
+def _suggestions() -> list[str]:
     """A few GPUs by name, four and eight of each."""
-    known = [model.name for model in GPU_MODELS if model.name in _OFFERED]
+    known = [model.name for model in GPU_MODELS if model.name in _SUGGESTED_MODELS]
     return [f"{count} x {name}" for name in known for count in (4, 8)]

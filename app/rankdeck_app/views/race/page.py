@@ -14,84 +14,86 @@ from PySide6.QtWidgets import QWidget
 from rankdeck.run.race import RUNNING, RaceEntry
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
-from rankdeck_app.state.draft_race import RaceWatch
+from rankdeck_app.state.draft_race import RaceMonitor
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.race import race_figures
-from rankdeck_app.views.race.table import RaceHead, RaceTable
+from rankdeck_app.views.race import race_chart_data
+from rankdeck_app.views.race.table import RaceHeader, RaceTable
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, scrolled, text_label
-from rankdeck_app.widgets.run_list import folder_crumbs
+from rankdeck_app.widgets.layouts import MIDDLE, column, make_scroll_area, push_button, row, text_label
+from rankdeck_app.widgets.run_list import folder_breadcrumbs
 from rankdeck_app.widgets.stat_strip import StatStrip
 
 
 class RacePage(Page):
-    """`stop_asked`; `again_asked` of a race without a result; `entry_opened` carries an entry; `winner_used`
-    the entry that won.
+    """`stop_requested`; `again_requested` of a race without a result; `entry_opened` carries an entry;
+    `winner_used` the entry that won.
     """
 
-    path_command = "view.show.runs"
-    stop_asked = Signal()
-    again_asked = Signal()
+    breadcrumb_command = "view.show.runs"
+    stop_requested = Signal()
+    again_requested = Signal()
     entry_opened = Signal(object)
     winner_used = Signal(object)
     can_split = False
 
-    def __init__(self, page_id: str, watch: RaceWatch, theme: Theme, closed: Callable[[], object]) -> None:
+    def __init__(
+        self, page_id: str, watch: RaceMonitor, theme: Theme, on_closed: Callable[[], object]
+    ) -> None:
         super().__init__(page_id, title=tr("Race"), icon="list-ordered")
         self._watch = watch
-        self.strip = StatStrip(theme)
-        self.strip.setAccessibleName(tr("The race in figures"))
+        self.stat_strip = StatStrip(theme)
+        self.stat_strip.setAccessibleName(tr("The race in figures"))
         self.table = RaceTable(theme)
-        self.table.picked.connect(self._open)
-        self._head = RaceHead(theme, self.table)
+        self.table.picked.connect(self._open_entry)
+        self._header = RaceHeader(theme, self.table)
         body = QWidget()
-        column(self._head, (self.table, 1), on=body, spacing=4)
+        column(self._header, (self.table, 1), on=body, spacing=4)
         self._card = ChartCard(tr("Strategies by step time"), theme, body, self._csv_rows)
-        self.notes = text_label(tone="dim", selectable=True)
+        self.notes_label = text_label(tone="dim", selectable=True)
         ends = tr("End it and keep what was measured")
         self.stop_button = push_button(tr("Stop the Race"), ends, self.stop)
         uses = tr("Make its strategy the configuration's")
         self.winner_button = push_button(tr("Use the Winner"), uses, self._use_winner, kind="primary")
         again = tr("Race the same strategies again, when nothing else uses the machine")
-        self.again_button = push_button(tr("Race Again"), again, self.again_asked.emit, kind="primary")
+        self.again_button = push_button(tr("Race Again"), again, self.again_requested.emit, kind="primary")
         buttons = (self.stop_button, self.again_button, self.winner_button)
-        bar = row((self.strip, 1), *buttons, spacing=8, align=MIDDLE)
+        bar = row((self.stat_strip, 1), *buttons, spacing=8, align=MIDDLE)
         inside = QWidget()
-        column(bar, (self._card, 1), self.notes, on=inside, margins=(16, 2, 16, 12), spacing=10)
-        column(scrolled(inside, tr("Race")), on=self)
+        column(bar, (self._card, 1), self.notes_label, on=inside, margins=(16, 2, 16, 12), spacing=10)
+        column(make_scroll_area(inside, tr("Race")), on=self)
         self.setFocusProxy(self.table)
         watch.changed.connect(self.refresh)
-        self.destroyed.connect(lambda: closed())
+        self.destroyed.connect(lambda: on_closed())
         self.refresh()
 
     def breadcrumbs(self) -> list[str]:
-        return [tr("runs"), *folder_crumbs(self._watch.folder.name), tr("Race")]
+        return [tr("runs"), *folder_breadcrumbs(self._watch.folder.name), tr("Race")]
 
     def tooltip(self) -> str:
         return str(self._watch.folder.path)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self._watch.watch(True)
+        self._watch.set_active(True)
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
-        self._watch.watch(False)
+        self._watch.set_active(False)
 
     def refresh(self) -> None:
         """Show what was read last."""
-        seen = self._watch.seen
+        seen = self._watch.snapshot
         race = seen.race
         is_running = race is not None and race.outcome == RUNNING
-        self.strip.set_figure(race_figures.stats(seen))
-        rows = race_figures.rows(seen)
+        self.stat_strip.set_data(race_chart_data.stats(seen))
+        rows = race_chart_data.rows(seen)
         self.table.set_rows(rows)
-        self._head.show_plan(any(one.predicted_s is not None and one.step_s is not None for one in rows))
+        self._header.set_has_plan(any(one.predicted_s is not None and one.step_s is not None for one in rows))
         self.stop_button.setVisible(is_running)
         self.again_button.setVisible(race is not None and not is_running and bool(race.verdicts.inconclusive))
         self.winner_button.setVisible(self._winner() is not None)
-        self.notes.setText(self._words())
-        self.notes.setVisible(bool(self.notes.text()))
+        self.notes_label.setText(self._notes_text())
+        self.notes_label.setVisible(bool(self.notes_label.text()))
         if race is None:
             return
         self._card.set_source(tr(race.source))
@@ -107,17 +109,17 @@ class RacePage(Page):
         if self.title != race.title:
             self.set_title(race.title)
 
-    def expect_stop(self) -> None:
+    def show_stopping(self) -> None:
         """Somebody asked for it: the button says so until the race is over."""
         self.stop_button.setText(tr("Stopping…"))
         self.stop_button.setEnabled(False)
 
-    def _words(self) -> str:
+    def _notes_text(self) -> str:
         if self._watch.race is not None:
-            return "\n".join(race_figures.notes(self._watch.race))
+            return "\n".join(race_chart_data.notes(self._watch.race))
         file = self._watch.folder.file
         unreadable = tr("{file} cannot be read, or a newer version wrote it.", file=file)
-        return unreadable if self._watch.was_read else ""
+        return unreadable if self._watch.has_read else ""
 
     def _winner(self) -> RaceEntry | None:
         race = self._watch.race
@@ -126,19 +128,19 @@ class RacePage(Page):
     def stop(self) -> None:
         """Ask for it, once."""
         if self.stop_button.isEnabled():
-            self.expect_stop()
-            self.stop_asked.emit()
+            self.show_stopping()
+            self.stop_requested.emit()
 
     def _use_winner(self) -> None:
         winner = self._winner()
         if winner is not None:
             self.winner_used.emit(winner)
 
-    def _open(self, number: int) -> None:
+    def _open_entry(self, number: int) -> None:
         race = self._watch.race
         entry = None if race is None else race.entry(number)
         if entry is not None:
             self.entry_opened.emit(entry)
 
     def _csv_rows(self) -> Iterable[Sequence[object]]:
-        return race_figures.csv_rows(self._watch.seen)
+        return race_chart_data.csv_rows(self._watch.snapshot)

@@ -9,11 +9,10 @@ from PySide6.QtCore import QModelIndex, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QFontMetrics, QMouseEvent, QPainter, QPaintEvent, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QStyle, QStyleOptionViewItem, QWidget
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.views.race.race_figures import LOSSES, RaceRow, slowest_s
-from rankdeck_app.widgets.figure_list import HEAD_HEIGHT, FigureDelegate, FigureList, paint_head
+from rankdeck_app.views.race.race_chart_data import LOSS_VERDICTS, RaceRow, max_step_s
 from rankdeck_app.widgets.painting import (
     DATA_ROLE,
     LEFT,
@@ -22,13 +21,14 @@ from rankdeck_app.widgets.painting import (
     chart_font,
     paint_text,
     paint_track,
-    paint_words,
+    paint_wrapped_text,
 )
+from rankdeck_app.widgets.row_list import LIST_HEADER_HEIGHT, RowList, RowListDelegate, paint_list_header
 
-_LEAST_ROWS = 3
+_MIN_ROWS = 3
 
 
-class RaceTable(FigureList):
+class RaceTable(RowList):
     """`picked` carries the number of an entry that is double-clicked, or on which Enter is pressed."""
 
     picked = Signal(int)
@@ -36,26 +36,26 @@ class RaceTable(FigureList):
     def __init__(self, theme: Theme) -> None:
         self._delegate = RaceRowDelegate(theme)
         super().__init__(theme, self._delegate, tr("Strategies and how fast each was"))
-        self.activated.connect(self._pick)
-        self.setMinimumHeight(_LEAST_ROWS * ROW_HEIGHT)
+        self.activated.connect(self._on_activated)
+        self.setMinimumHeight(_MIN_ROWS * ROW_HEIGHT)
 
     def set_rows(self, figures: Sequence[RaceRow]) -> None:
         """The current row and the place on show stay, also where rows change their order; until a key or a
         click has moved it, the entry that runs is the current one."""
         number, top = self.current_key(), self.verticalScrollBar().value()
-        end_s = slowest_s(figures)
+        end_s = max_step_s(figures)
         drawn = end_s, max(map(name_width, figures), default=0)
         is_other = drawn != (self._delegate.end_s, self._delegate.widest_name)
         self._delegate.end_s, self._delegate.widest_name = drawn
-        self.rows.set_rows(figures, repaint=is_other)
+        self.row_model.set_rows(figures, repaint=is_other)
         numbers = [figure.key for figure in figures]
-        running = next((figure.key for figure in figures if figure.share is not None), None)
+        running = next((figure.key for figure in figures if figure.progress is not None), None)
         if running is not None and not self.has_moved:
-            self.setCurrentIndex(self.rows.index(numbers.index(running)))
+            self.setCurrentIndex(self.row_model.index(numbers.index(running)))
             self._show_current()
         elif numbers:
             kept = numbers.index(number) if self.has_moved and number in numbers else 0
-            self.setCurrentIndex(self.rows.index(kept))
+            self.setCurrentIndex(self.row_model.index(kept))
             self.verticalScrollBar().setValue(top if self.has_moved else 0)
 
     def columns(self) -> RaceColumns:
@@ -78,39 +78,39 @@ class RaceTable(FigureList):
         self.has_moved = True
         super().wheelEvent(event)
 
-    def _pick(self, index: QModelIndex) -> None:
-        self.picked.emit(self.rows.figures[index.row()].key)
+    def _on_activated(self, index: QModelIndex) -> None:
+        self.picked.emit(self.row_model.rows[index.row()].key)
 
 
-class RaceHead(QWidget):
+class RaceHeader(QWidget):
     """The names of the columns of a table."""
 
     def __init__(self, theme: Theme, table: RaceTable) -> None:
         super().__init__()
         self._theme = theme
         self._table = table
-        self._with_plan = False
-        self.setFixedHeight(HEAD_HEIGHT)
+        self._has_plan = False
+        self.setFixedHeight(LIST_HEADER_HEIGHT)
         theme.changed.connect(self.update)
 
-    def show_plan(self, wanted: bool) -> None:
+    def set_has_plan(self, wanted: bool) -> None:
         """Whether times were predicted, too."""
-        self._with_plan = wanted
+        self._has_plan = wanted
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        columns, name = self._table.columns(), {key: tr(name) for key, name in HEADS.items()}
-        sign = ICON_WIDTH if columns.has_loss_words else 0
+        columns, name = self._table.columns(), {key: tr(name) for key, name in COLUMN_TITLES.items()}
+        sign = ICON_WIDTH if columns.has_loss_text else 0
         names = (
             (columns.icon, columns.name_width + 24, name["name"], LEFT),
-            (columns.bar, columns.bar_head_width, name["planned" if self._with_plan else "bar"], LEFT),
+            (columns.bar, columns.bar_title_width, name["planned" if self._has_plan else "bar"], LEFT),
             (columns.step, columns.step_width, name["step"], RIGHT),
             (columns.peak, columns.peak_width, name["peak"], RIGHT),
             (columns.sent, columns.sent_width, name["sent"], RIGHT),
             (columns.losses + sign, columns.losses_width - sign, name["losses"], LEFT),
         )
-        paint_head(painter, self._theme, names)
+        paint_list_header(painter, self._theme, names)
         painter.end()
 
 
@@ -121,18 +121,18 @@ class RaceHead(QWidget):
 
 ROW_HEIGHT = 44
 _BAR_HEIGHT, _BAND_HEIGHT = 10, 3
-_LINE = 16
-ICON_WIDTH, _LEAST_BAR = 21, 40
-_EDGE = 12
+_LINE_HEIGHT = 16
+ICON_WIDTH, _MIN_BAR_WIDTH = 21, 40
+_MARGIN = 12
 _SELECTED = QStyle.StateFlag.State_Selected
-HEADS = {
-    "name": marked("Strategy"),
-    "bar": marked("Step time, and where 8 of 10 lie"),
-    "planned": marked("Measured; below: predicted"),
-    "step": marked("Step"),
-    "peak": marked("Fullest device"),
-    "sent": marked("Sent a step"),
-    "losses": marked("Losses"),
+COLUMN_TITLES = {
+    "name": tr_noop("Strategy"),
+    "bar": tr_noop("Step time, and where 8 of 10 lie"),
+    "planned": tr_noop("Measured; below: predicted"),
+    "step": tr_noop("Step"),
+    "peak": tr_noop("Fullest device"),
+    "sent": tr_noop("Sent a step"),
+    "losses": tr_noop("Losses"),
 }
 """The names of the columns; "planned" is that of the bar where times were predicted."""
 
@@ -157,57 +157,58 @@ class RaceColumns:
     def __init__(self, width: int, widest_name: int) -> None:
         is_narrow = width < 900
         self._gap = 12 if is_narrow else 18
-        head = {key: _text_width(tr(name)) for key, name in HEADS.items()}
+        head = {key: _text_width(tr(name)) for key, name in COLUMN_TITLES.items()}
         size = _text_width("888.8 MiB", 12, mono=True)
         apart = (tr("{share} apart", share="8e-08"), tr("to the last bit"))
         words = max(
-            *(_text_width(tr(one), 12, bold=True) for _, one, _ in LOSSES.values()), *map(_text_width, apart)
+            *(_text_width(tr(one), 12, bold=True) for _, one, _ in LOSS_VERDICTS.values()),
+            *map(_text_width, apart),
         )
         self.step_width = max(head["step"], _text_width(tr("{rate} samples/s", rate="88 888")))
         self.peak_width = max(head["peak"], size, _text_width(tr("plan {size}", size="888.8 MiB")))
         self.sent_width = max(head["sent"], size)
         self.losses_width = ICON_WIDTH + max(head["losses"], words)
-        self.has_loss_words = True
-        self.place, self.place_width = 8, 30
-        self.icon = self.place + self.place_width + 8
+        self.has_loss_text = True
+        self.position, self.position_width = 8, 30
+        self.icon = self.position + self.position_width + 8
         self.name = self.icon + 24
         most = 110 if width < 440 else 150 if is_narrow else 196
         self.name_width = min(max(widest_name, head["name"] - 24), most)
         self.bar = self.name + self.name_width + self._gap
-        room = width - _EDGE - self.bar
+        room = width - _MARGIN - self.bar
         wanted = max(head["bar"], head["planned"])
-        if self._left_of(room) < wanted:
+        if self._remaining_width(room) < wanted:
             self.sent_width = 0
-        if self._left_of(room) < wanted:
+        if self._remaining_width(room) < wanted:
             self.peak_width = 0
-        if self._left_of(room) < wanted:
-            self.losses_width, self.has_loss_words = max(ICON_WIDTH, head["losses"]), False
-        self.bar_width = self._left_of(room)
-        if self.bar_width < _LEAST_BAR:
+        if self._remaining_width(room) < wanted:
+            self.losses_width, self.has_loss_text = max(ICON_WIDTH, head["losses"]), False
+        self.bar_width = self._remaining_width(room)
+        if self.bar_width < _MIN_BAR_WIDTH:
             self.bar_width = 0
-            if self._left_of(room) + self._gap < 0:
+            if self._remaining_width(room) + self._gap < 0:
                 self.step_width = 0
-        self.losses = width - _EDGE - self.losses_width
-        self.sent = self._before(self.losses, self.sent_width)
-        self.peak = self._before(self.sent, self.peak_width)
-        self.step = self._before(self.peak, self.step_width)
+        self.losses = width - _MARGIN - self.losses_width
+        self.sent = self._left_edge(self.losses, self.sent_width)
+        self.peak = self._left_edge(self.sent, self.peak_width)
+        self.step = self._left_edge(self.peak, self.step_width)
         # The name of the bar may reach over that of the step, which stands at the right.
         beyond = self._gap + self.step_width - head["step"] - 8 if self.step_width else 0
-        self.bar_head_width = self.bar_width + max(0, beyond) if self.bar_width else 0
+        self.bar_title_width = self.bar_width + max(0, beyond) if self.bar_width else 0
         self.name_width = min(self.name_width, self.step - self._gap - self.name)
         if not self.bar_width:
             self.bar = min(self.bar, self.step)
 
-    def _left_of(self, room: int) -> int:
+    def _remaining_width(self, room: int) -> int:
         """What the other columns leave of it."""
         widths = (self.step_width, self.peak_width, self.sent_width, self.losses_width)
         return room - sum(width + self._gap for width in widths if width)
 
-    def _before(self, column: int, width: int) -> int:
+    def _left_edge(self, column: int, width: int) -> int:
         return column - (self._gap + width if width else 0)
 
 
-class RaceRowDelegate(FigureDelegate):
+class RaceRowDelegate(RowListDelegate):
     """Paints a RaceRow under DATA_ROLE; `end_s` is the end of the scale of step times."""
 
     def __init__(self, theme: Theme) -> None:
@@ -231,12 +232,12 @@ class RaceRowDelegate(FigureDelegate):
         painter.translate(rect.topLeft())
         rect = QRect(0, 0, rect.width(), rect.height())
         mark, is_chosen = "rankdeck.ok" if figure.is_fastest else "", bool(option.state & _SELECTED)
-        self.paint_ground(painter, rect, option.state, is_chosen=is_chosen, mark=mark)
+        self.paint_background(painter, rect, option.state, is_selected=is_chosen, mark=mark)
         self._paint_name(painter, rect, columns, figure)
-        if figure.words:
-            self._paint_words(painter, rect, columns, figure)
-        elif figure.share is not None:
-            self._paint_progress(painter, rect, columns, figure.share)
+        if figure.status:
+            self._paint_status(painter, rect, columns, figure)
+        elif figure.progress is not None:
+            self._paint_progress(painter, rect, columns, figure.progress)
         else:
             self._paint_bar(painter, rect, columns, figure)
             self._paint_numbers(painter, rect, columns, figure)
@@ -244,25 +245,28 @@ class RaceRowDelegate(FigureDelegate):
 
     def _paint_name(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
         ink = self.colors.muted if figure.is_dim else self.colors.foreground
-        number, room = figure.place.rstrip("="), QRect(columns.place, 0, columns.place_width, rect.height())
+        number, room = (
+            figure.position.rstrip("="),
+            QRect(columns.position, 0, columns.position_width, rect.height()),
+        )
         paint_text(painter, room.adjusted(0, 0, -11, 0), number, ink, 13, RIGHT, bold=figure.is_fastest)
-        if number != figure.place:
+        if number != figure.position:
             paint_text(painter, room, "=", self.colors.muted, 12, RIGHT)
         draw_icon(painter, figure.icon, QRectF(columns.icon, 0, 16, rect.height()), ink)
-        room = _lines(rect, columns.name, columns.name_width, 1 + bool(figure.options))
+        room = _first_line(rect, columns.name, columns.name_width, 1 + bool(figure.options))
         elide = Qt.TextElideMode.ElideRight
         paint_text(painter, room, figure.title, ink, 12, bold=not figure.is_dim, elide=elide)
         if figure.options:
             muted = self.colors.muted
-            paint_text(painter, room.translated(0, _LINE), figure.options, muted, 11, elide=elide)
+            paint_text(painter, room.translated(0, _LINE_HEIGHT), figure.options, muted, 11, elide=elide)
 
-    def _paint_words(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+    def _paint_status(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
         """Up to the two lines that the row has; all of it is in the tooltip."""
         room = QRect(columns.bar, 5, rect.width() - 12 - columns.bar, rect.height() - 10)
-        paint_words(painter, room, figure.words, self.colors.of_tone(figure.words_tone), 11)
+        paint_wrapped_text(painter, room, figure.status, self.colors.tone_color(figure.status_tone), 11)
 
     def _paint_progress(self, painter: QPainter, rect: QRect, columns: RaceColumns, share: float) -> None:
-        box = self._track(rect, columns)
+        box = self._track_rect(rect, columns)
         paint_track(painter, self.theme, box)
         done = QRectF(box.x(), box.y(), box.width() * min(1.0, share), box.height())
         painter.fillRect(done, self.theme.color("button.background"))
@@ -271,11 +275,11 @@ class RaceRowDelegate(FigureDelegate):
         if columns.step_width:
             paint_text(painter, room, words, self.colors.muted, 11, RIGHT)
 
-    def _track(self, rect: QRect, columns: RaceColumns) -> QRectF:
+    def _track_rect(self, rect: QRect, columns: RaceColumns) -> QRectF:
         return QRectF(columns.bar, (rect.height() - _BAR_HEIGHT) // 2, columns.bar_width, _BAR_HEIGHT)
 
     def _paint_bar(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
-        box, colors = self._track(rect, columns), self.colors
+        box, colors = self._track_rect(rect, columns), self.colors
         paint_track(painter, self.theme, box)
         if figure.step_s is None or not columns.bar_width:
             return
@@ -300,30 +304,32 @@ class RaceRowDelegate(FigureDelegate):
         ):
             if not width:
                 continue
-            room = _lines(rect, left, width, 1 + bool(note))
+            room = _first_line(rect, left, width, 1 + bool(note))
             paint_text(painter, room, text, colors.foreground, 12, RIGHT, bold=is_main, mono=True)
             if note:
                 elide = Qt.TextElideMode.ElideRight
-                paint_text(painter, room.translated(0, _LINE), note, colors.muted, 11, RIGHT, elide=elide)
+                paint_text(
+                    painter, room.translated(0, _LINE_HEIGHT), note, colors.muted, 11, RIGHT, elide=elide
+                )
         self._paint_losses(painter, rect, columns, figure)
 
     def _paint_losses(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
         if not figure.losses:
             return
-        ink, elide = self.colors.of_tone(figure.tone), Qt.TextElideMode.ElideRight
+        ink, elide = self.colors.tone_color(figure.tone), Qt.TextElideMode.ElideRight
         words_width = columns.losses_width - ICON_WIDTH
-        num_lines = 1 + bool(figure.losses_note and columns.has_loss_words)
-        room = _lines(rect, columns.losses + ICON_WIDTH, words_width, num_lines)
-        draw_icon(painter, figure.losses_icon, QRectF(columns.losses, room.y(), 16, _LINE), ink)
-        if not columns.has_loss_words:
+        num_lines = 1 + bool(figure.losses_note and columns.has_loss_text)
+        room = _first_line(rect, columns.losses + ICON_WIDTH, words_width, num_lines)
+        draw_icon(painter, figure.losses_icon, QRectF(columns.losses, room.y(), 16, _LINE_HEIGHT), ink)
+        if not columns.has_loss_text:
             return
         is_bold = figure.tone == "error"
         paint_text(painter, room, figure.losses, ink, 12, bold=is_bold, elide=elide)
         if figure.losses_note:
             note, muted = figure.losses_note, self.colors.muted
-            paint_text(painter, room.translated(0, _LINE), note, muted, 11, elide=elide)
+            paint_text(painter, room.translated(0, _LINE_HEIGHT), note, muted, 11, elide=elide)
 
 
-def _lines(rect: QRect, left: int, width: int, num_lines: int) -> QRect:
+def _first_line(rect: QRect, left: int, width: int, num_lines: int) -> QRect:
     """The first of so many lines of text, which stand in the middle of the row together."""
-    return QRect(left, (rect.height() - _LINE * num_lines) // 2, width, _LINE)
+    return QRect(left, (rect.height() - _LINE_HEIGHT * num_lines) // 2, width, _LINE_HEIGHT)

@@ -14,79 +14,79 @@ from PySide6.QtCore import QSignalBlocker, QSize, Signal
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QHBoxLayout, QSizePolicy
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import tr_noop
 from rankdeck.base.units import format_bytes, format_setting
-from rankdeck.config.catalog import STRATEGIES, OptionField, StrategyCard, option_fields
-from rankdeck.config.planning import Options
+from rankdeck.config.catalog import STRATEGIES, OptionField, StrategySpec, option_fields
+from rankdeck.config.planning import StrategyOptions
 from rankdeck.run.movement import Timeline
 from rankdeck.run.plan_lines import PREDICTED, PlanLine
 from rankdeck_app.language import tr
-from rankdeck_app.shell.page import Page, PageUnavailable
-from rankdeck_app.state.plan_words import device_label, step_text, target_text
+from rankdeck_app.shell.page import Page, PageUnavailableError
+from rankdeck_app.state.plan_text import device_label, step_text, target_text
 from rankdeck_app.state.step_movement import StepMovement
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.chart_colors import BUBBLE, IDLE, phase_label
 from rankdeck_app.widgets.controls import ComboBox
-from rankdeck_app.widgets.form import shown
+from rankdeck_app.widgets.form import format_value
 from rankdeck_app.widgets.layouts import (
     MIDDLE,
     TOP,
     column,
-    framed,
+    make_card_frame,
+    make_reading_column,
     push_button,
-    reading_column,
     row,
     text_label,
 )
-from rankdeck_app.widgets.painting import Symbol
+from rankdeck_app.widgets.painting import IconWidget
 from rankdeck_app.widgets.step_drawing import StepDrawing
-from rankdeck_app.widgets.step_layout import StepFigure
+from rankdeck_app.widgets.step_layout import StepDrawingData
 
 MAX_WIDTH = 1900
-_TWO_COLUMNS = 1000
+_TWO_COLUMN_WIDTH = 1000
 """Width of the page from which paragraphs stand side by side, in pixels."""
-_LINES_TOLD = 4
+_HINT_LINES = 4
 
 
 class StrategyPage(Page):
     """`chosen` carries the strategy's name and the options that were tried here, when the person wants to use
-    them. `trust_asked`: the draft's own code would have to run."""
+    them. `trust_requested`: the draft's own code would have to run."""
 
-    path_command = "view.show.strategies"
+    breadcrumb_command = "view.show.strategies"
     chosen = Signal(str, object)
-    trust_asked = Signal()
+    trust_requested = Signal()
     can_split = False
 
-    def __init__(self, wanted_id: str, theme: Theme, step_of: Callable[[StrategyCard], StepMovement]) -> None:
+    def __init__(self, wanted_id: str, theme: Theme, step_of: Callable[[StrategySpec], StepMovement]) -> None:
         name = wanted_id.partition(":")[2]
         card = STRATEGIES.get(name)
         if card is None:
-            raise PageUnavailable(tr('There is no strategy called "{name}" in this version.', name=name))
+            raise PageUnavailableError(tr('There is no strategy called "{name}" in this version.', name=name))
         super().__init__(wanted_id, title=tr(card.title), icon=card.icon)
-        self.card, self.step = card, step_of(card)
-        inside = reading_column(self, MAX_WIDTH, (24, 20, 24, 20), 14)
-        inside.addLayout(self._head(theme, card))
-        inside.addLayout(self._drawing(theme))
-        lives = _paragraph(tr("Where tensors live"), card.lives)
-        sends = _paragraph(tr("What is sent"), card.sends)
-        wins = _paragraph(tr("When to use it"), card.wins)
-        breaks = _paragraph(tr("When to avoid it"), card.breaks)
+        self.spec, self.step_movement = card, step_of(card)
+        inside = make_reading_column(self, MAX_WIDTH, (24, 20, 24, 20), 14)
+        inside.addLayout(self._make_header(theme, card))
+        inside.addLayout(self._make_drawing(theme))
+        lives = _make_paragraph(tr("Where tensors live"), card.placement)
+        sends = _make_paragraph(tr("What is sent"), card.communication)
+        wins = _make_paragraph(tr("When to use it"), card.strengths)
+        breaks = _make_paragraph(tr("When to avoid it"), card.limits)
         pairs = (lives, sends), (wins, breaks)
         self._paragraphs = [row((left, 1), (right, 1), spacing=14) for left, right in pairs]
         for paragraphs in self._paragraphs:
             inside.addLayout(paragraphs)
         if option_fields(card.options):
-            inside.addWidget(_options(card))
+            inside.addWidget(_make_options(card))
         inside.addStretch(1)
         self.setFocusProxy(self.use_button)
-        self.step.changed.connect(self.refresh)
-        self.destroyed.connect(lambda *_, step=self.step: step.want(False))
+        self.step_movement.changed.connect(self.refresh)
+        self.destroyed.connect(lambda *_, step=self.step_movement: step.set_wanted(False))
 
     def breadcrumbs(self) -> list[str]:
         return [tr("strategies"), self.title]
 
-    def _head(self, theme: Theme, card: StrategyCard) -> QHBoxLayout:
+    def _make_header(self, theme: Theme, card: StrategySpec) -> QHBoxLayout:
         words = column(
             text_label(self.title, "title", wrap=False),
             text_label(tr(card.summary), "dim", selectable=True),
@@ -96,155 +96,164 @@ class StrategyPage(Page):
         self.use_button = push_button(
             tr("Use {strategy}", strategy=self.title),
             tooltip,
-            lambda: self.chosen.emit(card.name, self.step.variant),
+            lambda: self.chosen.emit(card.name, self.step_movement.variant),
             kind="primary",
         )
-        icon = Symbol(theme, card.icon, "rankdeck.rest", QSize(32, 32), 28)
+        icon = IconWidget(theme, card.icon, "rankdeck.rest", QSize(32, 32), 28)
         return row(icon, (words, 1), self.use_button, spacing=14, align=TOP)
 
     # One step, drawn
 
-    def _drawing(self, theme: Theme) -> QBoxLayout:
+    def _make_drawing(self, theme: Theme) -> QBoxLayout:
         self.drawing = StepDrawing(theme)
-        self.drawing.pointed.connect(self._tell)
-        self.chart_card = ChartCard(tr("One step"), theme, self.drawing, lambda: csv_rows(self.step))
+        self.drawing.mark_text_changed.connect(self._show_hint)
+        self.chart_card = ChartCard(tr("One step"), theme, self.drawing, lambda: csv_rows(self.step_movement))
         self.chart_card.set_source(tr(PREDICTED))
-        self.variants = ComboBox(theme)
-        self.variants.setSizeAdjustPolicy(ComboBox.SizeAdjustPolicy.AdjustToContents)
-        self.variants.setAccessibleName(tr("What is drawn"))
-        self.variants.setToolTip(tr("Draw the step with another option; the configuration stays as it is"))
-        self.variants.activated.connect(lambda place: self.step.set_variant(self.variants.itemData(place)))
+        self.variant_box = ComboBox(theme)
+        self.variant_box.setSizeAdjustPolicy(ComboBox.SizeAdjustPolicy.AdjustToContents)
+        self.variant_box.setAccessibleName(tr("What is drawn"))
+        self.variant_box.setToolTip(tr("Draw the step with another option; the configuration stays as it is"))
+        self.variant_box.activated.connect(
+            lambda place: self.step_movement.set_variant(self.variant_box.itemData(place))
+        )
         label = text_label(tr("Draw"), "dim", wrap=False)
-        label.setBuddy(self.variants)
+        label.setBuddy(self.variant_box)
         asks = tr("Ask the planner what moves in a step")
-        self.ask_button = push_button(tr("Draw It"), asks, self.step.ask, height=28)
-        column(None, row(None, self.ask_button, None), on=self.drawing)
-        self.trust_button = push_button(tr("Trust and Draw…"), "", self.trust_asked.emit, height=28)
-        self.notes, self.problem = text_label(tone="dim", selectable=True), text_label(tone="warning")
-        self.told = text_label(tone="small")
-        self.told.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
-        self.told.setFixedHeight(_LINES_TOLD * self.told.fontMetrics().lineSpacing())
-        self.told.setAlignment(TOP)
-        above = row(label, self.variants, self.trust_button, None, spacing=8, align=MIDDLE)
-        return column(above, self.problem, self.notes, self.chart_card, self.told, spacing=8)
+        self.draw_button = push_button(tr("Draw It"), asks, self.step_movement.plan_now, height=28)
+        column(None, row(None, self.draw_button, None), on=self.drawing)
+        self.trust_button = push_button(tr("Trust and Draw…"), "", self.trust_requested.emit, height=28)
+        self.notes_label, self.problem_label = (
+            text_label(tone="dim", selectable=True),
+            text_label(tone="warning"),
+        )
+        self.hint_label = text_label(tone="small")
+        self.hint_label.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        self.hint_label.setFixedHeight(_HINT_LINES * self.hint_label.fontMetrics().lineSpacing())
+        self.hint_label.setAlignment(TOP)
+        above = row(label, self.variant_box, self.trust_button, None, spacing=8, align=MIDDLE)
+        return column(
+            above, self.problem_label, self.notes_label, self.chart_card, self.hint_label, spacing=8
+        )
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self.step.want(True)
+        self.step_movement.set_wanted(True)
         self.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
-        self.step.want(False)
+        self.step_movement.set_wanted(False)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
         for paragraphs in self._paragraphs:
-            paragraphs.setDirection(right if self.width() >= _TWO_COLUMNS else down)
+            paragraphs.setDirection(right if self.width() >= _TWO_COLUMN_WIDTH else down)
 
     def refresh(self) -> None:
         """Show what is known now; what nobody sees waits until it is shown."""
         if not self.isVisible():
             return
-        step = self.step
-        self.drawing.set_figure(figure(step, self.card))
+        step = self.step_movement
+        self.drawing.set_data(step_data(step, self.spec))
         self.chart_card.set_subtitle(*subtitle(step))
-        self.chart_card.setFixedHeight(self.chart_card.natural_height)
-        for label, words in ((self.problem, step.problem), (self.notes, " ".join(step.notes))):
+        self.chart_card.setFixedHeight(self.chart_card.preferred_height)
+        for label, words in ((self.problem_label, step.problem), (self.notes_label, " ".join(step.notes))):
             label.setText(words)
             label.setVisible(bool(words))
         self.trust_button.setVisible(step.needs_trust)
         is_undrawn = step.timeline is None
         self.chart_card.setHidden(is_undrawn and bool(step.problem))
-        self.ask_button.setHidden(step.is_asking or not is_undrawn)
-        self.told.setVisible(step.timeline is not None)
+        self.draw_button.setHidden(step.is_planning or not is_undrawn)
+        self.hint_label.setVisible(step.timeline is not None)
         self._show_variants()
-        self._tell("")
+        self._show_hint("")
 
     def _show_variants(self) -> None:
-        offered: list[Options] = [{}, *self.step.variants()]
-        if self.step.variant not in offered:
-            offered.append(self.step.variant)
+        offered: list[StrategyOptions] = [{}, *self.step_movement.variants()]
+        if self.step_movement.variant not in offered:
+            offered.append(self.step_movement.variant)
         labels = [variant_label(variant) for variant in offered]
-        if labels != [self.variants.itemText(place) for place in range(self.variants.count())]:
-            with QSignalBlocker(self.variants):
-                self.variants.clear()
+        if labels != [self.variant_box.itemText(place) for place in range(self.variant_box.count())]:
+            with QSignalBlocker(self.variant_box):
+                self.variant_box.clear()
                 for label, variant in zip(labels, offered, strict=True):
-                    self.variants.addItem(label, variant)
-        self.variants.setCurrentIndex(offered.index(self.step.variant))
-        self.variants.setEnabled(len(offered) > 1)
+                    self.variant_box.addItem(label, variant)
+        self.variant_box.setCurrentIndex(offered.index(self.step_movement.variant))
+        self.variant_box.setEnabled(len(offered) > 1)
         use = tr("Use {strategy}", strategy=self.title)
-        if self.step.variant:
-            words = variant_label(self.step.variant)
+        if self.step_movement.variant:
+            words = variant_label(self.step_movement.variant)
             use = tr("Use {strategy}, {options}", strategy=self.title, options=words)
         self.use_button.setText(use)
 
-    def _tell(self, words: str) -> None:
+    def _show_hint(self, words: str) -> None:
         """What is pointed at, and else what can be, and what lengths mean."""
-        self.told.setText(words or "\n".join(filter(None, (tr(HINT), lengths(self.step)))))
+        self.hint_label.setText(
+            words or "\n".join(filter(None, (tr(DRAWING_HINT), lengths_note(self.step_movement))))
+        )
 
 
-def _paragraph(title: str, text: str) -> QFrame:
-    frame, inside = framed(title)
+def _make_paragraph(title: str, text: str) -> QFrame:
+    frame, inside = make_card_frame(title)
     inside.addWidget(text_label(tr(text), selectable=True))
     inside.addStretch(1)
     return frame
 
 
-def _options(card: StrategyCard) -> QFrame:
-    frame, inside = framed(tr("Options"))
+def _make_options(card: StrategySpec) -> QFrame:
+    frame, inside = make_card_frame(tr("Options"))
     grid = QGridLayout()
     grid.setHorizontalSpacing(16)
     grid.setVerticalSpacing(6)
     grid.setColumnStretch(1, 1)
     for at, field in enumerate(option_fields(card.options)):
         grid.addWidget(text_label(field.name, "mono", selectable=True), at, 0, TOP)
-        grid.addWidget(text_label(said_of(field), "dim", selectable=True), at, 1)
+        grid.addWidget(text_label(option_text(field), "dim", selectable=True), at, 1)
     inside.addLayout(grid)
     return frame
 
 
 # From what is known of a strategy's step to what its page draws and says: plain functions, no widgets.
 
-HINT = marked("Point at a block or an arrow, or Tab to the drawing and walk with the arrow keys.")
+DRAWING_HINT = tr_noop("Point at a block or an arrow, or Tab to the drawing and walk with the arrow keys.")
 
 
-def said_of(field: OptionField) -> str:
+def option_text(field: OptionField) -> str:
     """What an option does, its default if it has one, and what can be chosen."""
-    default = shown(field.default)
+    default = format_value(field.default)
     parts = (
         tr(field.text),
         tr("Default: {value}.", value=default) if default else "",
-        tr("Choices: {values}.", values=", ".join(map(shown, field.choices))) if field.choices else "",
+        tr("Choices: {values}.", values=", ".join(map(format_value, field.choices))) if field.choices else "",
     )
     return " ".join(filter(None, parts))
 
 
-def variant_label(variant: Options) -> str:
+def variant_label(variant: StrategyOptions) -> str:
     """'sync = ring'; what is configured has no options of its own."""
     settings = itertools.starmap(format_setting, variant.items())
     return ", ".join(settings) or tr("as configured")
 
 
-def figure(step: StepMovement, card: StrategyCard) -> StepFigure:
+def step_data(step: StepMovement, card: StrategySpec) -> StepDrawingData:
     """The step, or why there is none."""
     if step.line is None or step.timeline is None:
-        return StepFigure(absence=_absence(step, card), is_awaited=step.is_asking)
-    formula = tr("{strategy} sends: {what}", strategy=tr(card.title), what=tr(card.sends))
+        return StepDrawingData(empty_text=_absence_text(step, card), is_pending=step.is_planning)
+    formula = tr("{strategy} sends: {what}", strategy=tr(card.title), what=tr(card.communication))
     has_bubble = step.timeline.is_pipeline and not step.overlaps
-    return StepFigure(
-        labels(step.line, step.timeline), step.timeline, formula, gap=BUBBLE if has_bubble else IDLE
+    return StepDrawingData(
+        device_labels(step.line, step.timeline), step.timeline, formula, gap=BUBBLE if has_bubble else IDLE
     )
 
 
-def _absence(step: StepMovement, card: StrategyCard) -> str:
-    if step.is_asking:
+def _absence_text(step: StepMovement, card: StrategySpec) -> str:
+    if step.is_planning:
         return tr("Working out a step under {strategy}…", strategy=tr(card.title))
     return "" if step.problem else tr("Not drawn yet")
 
 
-def labels(line: PlanLine, timeline: Timeline) -> tuple[str, ...]:
+def device_labels(line: PlanLine, timeline: Timeline) -> tuple[str, ...]:
     names = {device.device: device_label(device) for device in line.devices}
     return tuple(
         names.get(place, tr("Device {place}", place=place)) for place in range(len(timeline.intervals))
@@ -257,13 +266,13 @@ def subtitle(step: StepMovement) -> tuple[str, ...]:
     if step.line is None or step.timeline is None:
         return ("",)
     target = tr("for {devices}", devices=target_text(step.line))
-    moves = tr("moves {what}", what=_moved(step.timeline))
+    moves = tr("moves {what}", what=_movement_text(step.timeline))
     time = () if step.line.step is None else (tr("{time} a step", time=step_text(step.line.step)),)
     whole = " · ".join([target, moves, *time])
     return whole, f"{target} · {moves}", moves, target
 
 
-def _moved(timeline: Timeline) -> str:
+def _movement_text(timeline: Timeline) -> str:
     """'all-gather 14.1 MiB in 9, reduce-scatter 11.1 MiB in 5': of all devices together."""
     moved = [
         tr(
@@ -272,12 +281,12 @@ def _moved(timeline: Timeline) -> str:
             size=format_bytes(moves.num_bytes),
             count=moves.count,
         )
-        for name, moves in timeline.moves().items()
+        for name, moves in timeline.traffic_by_operation().items()
     ]
     return ", ".join(moved) or tr("nothing")
 
 
-def lengths(step: StepMovement) -> str:
+def lengths_note(step: StepMovement) -> str:
     """What lengths mean, and what is left out."""
     if step.timeline is None:
         return ""
@@ -303,7 +312,7 @@ def csv_rows(step: StepMovement) -> Iterator[Sequence[object]]:
     )  # fmt: skip
     if step.line is None or step.timeline is None:
         return
-    names = labels(step.line, step.timeline)
+    names = device_labels(step.line, step.timeline)
     for name, spans in zip(names, step.timeline.intervals, strict=True):
         for one in spans:
             part = one.part

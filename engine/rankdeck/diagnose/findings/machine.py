@@ -1,4 +1,4 @@
-"""Rules about what the machine has: cores, memory. Read seen.py before."""
+"""Rules about what the machine has: cores, memory. Read rule_context.py before."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankdeck.base.errors import Evidence, Problem
-from rankdeck.base.phrases import counted, listed, marked, phrase
+from rankdeck.base.phrases import join_phrases, phrase, plural_phrase, tr_noop
 from rankdeck.base.units import format_bytes
-from rankdeck.diagnose.findings.seen import FindingRule, SeenRun, finding, percent
-from rankdeck.diagnose.fixes import EVENLY, STRATEGY
+from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, format_percent, make_finding
+from rankdeck.diagnose.fixes import EVEN_STRATEGY, STRATEGY_KEY
 from rankdeck.run.imbalance import Imbalance
 
 if TYPE_CHECKING:
-    from rankdeck.run.devices import DeviceFigures
+    from rankdeck.run.devices import DeviceState
 
 
 THREADS_RATIO = 1.5
 """Threads for each core: below that (three ranks of three threads on eight cores) little is lost."""
 WORKERS_RATIO = 2.0
 """Worker processes for each core: a few more than cores help where reading waits for a disk."""
-TIGHT_SHARE = 0.95
+MEMORY_TIGHT_SHARE = 0.95
 """Of a device: a longer batch or another process takes the rest."""
 
 
-def thread_oversubscription(seen: SeenRun) -> Problem | None:
+def find_thread_oversubscription(seen: RuleContext) -> Problem | None:
     """Of runs that compute on CPUs: where GPUs compute, torch's threads mostly sleep."""
-    if seen.attempt is None or seen.cores is None or seen.on_gpus:
+    if seen.attempt is None or seen.cores is None or seen.is_on_gpus:
         return None
-    told = {rank: seen.attempt.told.ranks[rank].threads for rank in seen.ranks}
+    told = {rank: seen.attempt.script.ranks[rank].threads for rank in seen.ranks}
     threads = {rank: count for rank, count in told.items() if count is not None}
     total, most = sum(threads.values()), max(threads.values(), default=0)
     if len(threads) < 2 or most < 2 or total < THREADS_RATIO * seen.cores:
         return None
     each = max(1, seen.cores // len(threads))
     rank = max(threads, key=lambda one: threads[one])
-    return finding(
+    return make_finding(
         "thread-oversubscription",
-        counted(
-            marked("{ranks} ranks compute with {total} threads on 1 core: they take turns."),
-            marked("{ranks} ranks compute with {total} threads on {n} cores: they take turns."),
+        plural_phrase(
+            tr_noop("{ranks} ranks compute with {total} threads on 1 core: they take turns."),
+            tr_noop("{ranks} ranks compute with {total} threads on {n} cores: they take turns."),
             seen.cores,
             ranks=len(threads),
             total=total,
         ),
-        seen.said_by(rank, phrase("torch computes with {n} threads in rank {rank}", n=most, rank=rank)),
+        seen.rank_evidence(rank, phrase("torch computes with {n} threads in rank {rank}", n=most, rank=rank)),
         advice=phrase("Set OMP_NUM_THREADS={each} for the run, or torch.set_num_threads({each}).", each=each),
     )
 
 
-def workers_too_many(seen: SeenRun) -> Problem | None:
+def find_too_many_workers(seen: RuleContext) -> Problem | None:
     """Worker processes of all ranks' training loaders."""
     if seen.cores is None:
         return None
@@ -58,25 +58,27 @@ def workers_too_many(seen: SeenRun) -> Problem | None:
         workers, num_ranks = seen.config.data.workers, len(seen.ranks)
         evidence = Evidence(
             phrase("data.workers = {workers}, for each of {ranks} ranks", workers=workers, ranks=num_ranks),
-            seen.file_of_config(),
+            seen.config_file(),
         )
         total = workers * num_ranks
     else:
-        told = {rank: one.loader_workers or 0 for rank, one in seen.fold.script.seen.items()}
+        told = {rank: one.loader_workers or 0 for rank, one in seen.state.script.observations.items()}
         total, workers = sum(told.values()), max(told.values(), default=0)
         num_ranks = max(1, len(told))
         rank = max(told, key=lambda one: told[one], default=0)
-        evidence = seen.said_by(rank, phrase("num_workers={workers} in its DataLoader", workers=workers))
+        evidence = seen.rank_evidence(
+            rank, phrase("num_workers={workers} in its DataLoader", workers=workers)
+        )
     if total <= WORKERS_RATIO * seen.cores:
         return None
     each = max(1, seen.cores // num_ranks)
-    return finding(
+    return make_finding(
         "workers-too-many",
-        counted(
-            marked(
+        plural_phrase(
+            tr_noop(
                 "{total} worker processes read data on 1 core: they take turns with each other and the ranks."
             ),
-            marked(
+            tr_noop(
                 "{total} worker processes read data on {n} cores: they take turns with each other and the "
                 "ranks."
             ),
@@ -87,36 +89,36 @@ def workers_too_many(seen: SeenRun) -> Problem | None:
         advice=phrase("Set data.workers = {each}.", each=each)
         if seen.config is not None
         else phrase("Set num_workers={each} in the DataLoader.", each=each),
-        cure={} if seen.config is None else {"data.workers": each},
+        changes={} if seen.config is None else {"data.workers": each},
     )
 
 
-class _Full(NamedTuple):
+class _MemoryUse(NamedTuple):
     share: float
     needed_bytes: float
     capacity_bytes: int
 
 
-def memory_tight(seen: SeenRun) -> Problem | None:
+def find_tight_memory(seen: RuleContext) -> Problem | None:
     """What tensors needed at most and what lies beside them, on the fullest device. What torch's allocator
     keeps for later is room."""
     capacity_bytes = None if seen.config is None else seen.config.capacity_bytes
     known = {
         device.device: full
-        for device in seen.fold.devices.values()
-        if (full := _fullness(device, capacity_bytes)) is not None
+        for device in seen.state.devices.values()
+        if (full := _memory_use(device, capacity_bytes)) is not None
     }
     fullest = max(known, key=lambda index: known[index].share, default=None)
-    if fullest is None or not TIGHT_SHARE <= known[fullest].share <= 1.0:
+    if fullest is None or not MEMORY_TIGHT_SHARE <= known[fullest].share <= 1.0:
         return None
-    full, device = known[fullest], seen.fold.devices[fullest]
+    full, device = known[fullest], seen.state.devices[fullest]
     accumulate = 1 if seen.config is None else seen.config.train.accumulate
-    return finding(
+    return make_finding(
         "memory-tight",
         phrase(
             "{device} is {share} full at its peak: one longer batch, and it runs out of memory.",
             device=device.label,
-            share=percent(full.share),
+            share=format_percent(full.share),
         ),
         Evidence(
             phrase(
@@ -129,30 +131,30 @@ def memory_tight(seen: SeenRun) -> Problem | None:
         advice=phrase("Cut the batch into more parts: train.accumulate = {parts}.", parts=2 * accumulate)
         if seen.config is not None
         else phrase("Use a smaller batch per rank and accumulate gradients, or checkpoint activations."),
-        cure={} if seen.config is None else {"train.accumulate": 2 * accumulate},
+        changes={} if seen.config is None else {"train.accumulate": 2 * accumulate},
     )
 
 
-def _fullness(device: DeviceFigures, pretended_bytes: int | None) -> _Full | None:
+def _memory_use(device: DeviceState, pretended_bytes: int | None) -> _MemoryUse | None:
     if device.peak_bytes is None:
         return None
     if device.kind == "virtual":
         if not pretended_bytes:
             return None
-        return _Full(device.peak_bytes / pretended_bytes, device.peak_bytes, pretended_bytes)
+        return _MemoryUse(device.peak_bytes / pretended_bytes, device.peak_bytes, pretended_bytes)
     memory, info = device.memory, device.info
     if info is None or not info.total_bytes or memory is None or memory.reserved_bytes is None:
         return None
     beside_bytes = max(0, (device.used_bytes or 0) - memory.reserved_bytes)
     capacity_bytes = info.total_bytes - (info.driver_bytes or 0)
     needed_bytes = device.peak_bytes + beside_bytes
-    return _Full(needed_bytes / capacity_bytes, needed_bytes, capacity_bytes)
+    return _MemoryUse(needed_bytes / capacity_bytes, needed_bytes, capacity_bytes)
 
 
 RULES = (
-    FindingRule("thread-oversubscription", thread_oversubscription),
-    FindingRule("workers-too-many", workers_too_many),
-    FindingRule("memory-tight", memory_tight),
+    FindingRule("thread-oversubscription", find_thread_oversubscription),
+    FindingRule("workers-too-many", find_too_many_workers),
+    FindingRule("memory-tight", find_tight_memory),
 )
 
 
@@ -162,31 +164,33 @@ RULES = (
 # it comes once the difference is large, goes once it is clearly gone, and its figures follow only larger
 # changes, so that it can be read.
 
-CODE = "imbalance"
-ALERT_RATIO, CALM_RATIO = 1.5, 1.3
-LEAST_BYTES = 1 << 20
+IMBALANCE_CODE = "imbalance"
+ALERT_RATIO, CLEAR_RATIO = 1.5, 1.3
+MIN_EXCESS_BYTES = 1 << 20
 """Below this nobody minds."""
-_MOST_CAUSES = 3
-_NEWS_SHARE = 0.05
-_LEAST_SHARE = 0.01
+_MAX_CAUSES = 3
+_UPDATE_SHARE = 0.05
+_MIN_CAUSE_SHARE = 0.01
 """A cause of less is none."""
 
 _ADVICE = {
-    "dp": marked(
+    "dp": tr_noop(
         "DataParallel keeps optimizer, gradients and gathered outputs on its first device. "
         "With DDP every device holds the same."
     ),
-    "model": marked("The layers are cut unevenly: set strategy.balance to what is short."),
-    "pipeline": marked(
+    "model": tr_noop("The layers are cut unevenly: set strategy.balance to what is short."),
+    "pipeline": tr_noop(
         "The stages differ in what they hold: set strategy.balance or strategy.cuts. 1f1b keeps "
         "fewer microbatches in flight than gpipe."
     ),
 }
-_WORDS = {"gathered": marked("gathered outputs")}
-_OTHERWISE = marked("Look at the bars by kind: what the lead device holds above the others is the cause.")
+_KIND_TEXTS = {"gathered": tr_noop("gathered outputs")}
+_DEFAULT_ADVICE = tr_noop(
+    "Look at the bars by kind: what the lead device holds above the others is the cause."
+)
 
 
-def causes(kinds: Mapping[int, Mapping[str, int]], lead: int) -> list[tuple[str, int]]:
+def excess_by_kind(kinds: Mapping[int, Mapping[str, int]], lead: int) -> list[tuple[str, int]]:
     """(kind, bytes that the lead device holds above the median of the others), the largest first."""
     others = [held for device, held in kinds.items() if device != lead]
     if lead not in kinds or not others:
@@ -199,14 +203,14 @@ def causes(kinds: Mapping[int, Mapping[str, int]], lead: int) -> list[tuple[str,
 
 
 class ImbalanceAlert:
-    """Of one run. `look` gives the problem as it stands now, or None."""
+    """Of one run. `update` gives the problem as it stands now, or None."""
 
     def __init__(self) -> None:
-        self._shown: Problem | None = None
+        self._current: Problem | None = None
         self._excess_bytes = 0.0
         self._device = -1
 
-    def look(
+    def update(
         self,
         imbalance: Imbalance | None,
         labels: Mapping[int, str],
@@ -217,52 +221,54 @@ class ImbalanceAlert:
     ) -> Problem | None:
         """`labels` and `kinds` (bytes by kind, where known) are by device; `can_change`: the strategy is a
         configuration's, not a script's."""
-        if imbalance is None or not self._is_worth_it(imbalance):
-            self._shown = None
+        if imbalance is None or not self._is_significant(imbalance):
+            self._current = None
             return None
-        is_news = abs(imbalance.excess_bytes - self._excess_bytes) > _NEWS_SHARE * self._excess_bytes
-        if self._shown is None or is_news or imbalance.device != self._device:
+        is_news = abs(imbalance.excess_bytes - self._excess_bytes) > _UPDATE_SHARE * self._excess_bytes
+        if self._current is None or is_news or imbalance.device != self._device:
             self._excess_bytes, self._device = imbalance.excess_bytes, imbalance.device
-            better = EVENLY.get(strategy or "") if can_change else None
-            cure = {} if better is None else {STRATEGY: better}
-            self._shown = _problem(imbalance, labels, kinds, strategy).but(cure=cure)
-        return self._shown
+            better = EVEN_STRATEGY.get(strategy or "") if can_change else None
+            cure = {} if better is None else {STRATEGY_KEY: better}
+            self._current = _build_problem(imbalance, labels, kinds, strategy).replace_fields(cure=cure)
+        return self._current
 
-    def look_at(self, seen: SeenRun) -> Problem | None:
+    def check(self, seen: RuleContext) -> Problem | None:
         """At the peaks of a run's devices."""
-        devices = seen.fold.devices
-        return self.look(
-            seen.fold.imbalance(),
+        devices = seen.state.devices
+        return self.update(
+            seen.state.imbalance(),
             {place: device.label for place, device in devices.items()},
             {place: by_kind for place, one in devices.items() if (by_kind := one.peak_by_kind) is not None},
             _strategy_of(seen),
             can_change=seen.config is not None,
         )
 
-    def _is_worth_it(self, imbalance: Imbalance) -> bool:
-        least = ALERT_RATIO if self._shown is None else CALM_RATIO
+    def _is_significant(self, imbalance: Imbalance) -> bool:
+        least = ALERT_RATIO if self._current is None else CLEAR_RATIO
         is_far = imbalance.ratio is None or imbalance.ratio >= least
-        return is_far and imbalance.excess_bytes >= LEAST_BYTES
+        return is_far and imbalance.excess_bytes >= MIN_EXCESS_BYTES
 
 
-def _strategy_of(seen: SeenRun) -> str | None:
+def _strategy_of(seen: RuleContext) -> str | None:
     """The strategy, or of a script the one that its parallel wrapper is."""
-    lead, started = seen.fold.script.lead, seen.fold.started
+    lead, started = seen.state.script.lead_observation, seen.state.started
     if lead is not None and lead.wrapper == "DataParallel":
         return "dp"
     return started.strategy if started is not None else None
 
 
-def _problem(
+def _build_problem(
     imbalance: Imbalance,
     labels: Mapping[int, str],
     kinds: Mapping[int, Mapping[str, int]],
     strategy: str | None,
 ) -> Problem:
-    least_bytes = _LEAST_SHARE * imbalance.excess_bytes
-    excesses = [item for item in causes(kinds, imbalance.device) if item[1] >= least_bytes][:_MOST_CAUSES]
+    least_bytes = _MIN_CAUSE_SHARE * imbalance.excess_bytes
+    excesses = [item for item in excess_by_kind(kinds, imbalance.device) if item[1] >= least_bytes][
+        :_MAX_CAUSES
+    ]
     parts = [
-        phrase("{kind} +{size}", kind=phrase(_WORDS.get(kind, kind)), size=format_bytes(num_bytes))
+        phrase("{kind} +{size}", kind=phrase(_KIND_TEXTS.get(kind, kind)), size=format_bytes(num_bytes))
         for kind, num_bytes in excesses
     ]
     rest = round(imbalance.excess_bytes) - sum(num_bytes for _, num_bytes in excesses)
@@ -276,8 +282,10 @@ def _problem(
         device=device,
         usual=format_bytes(imbalance.median_bytes),
     )
-    message = _message(imbalance, device, listed(parts))
-    return finding(CODE, message, Evidence(words), advice=phrase(_ADVICE.get(strategy or "", _OTHERWISE)))
+    message = _message(imbalance, device, join_phrases(parts))
+    return make_finding(
+        IMBALANCE_CODE, message, Evidence(words), advice=phrase(_ADVICE.get(strategy or "", _DEFAULT_ADVICE))
+    )
 
 
 def _message(imbalance: Imbalance, device: str, causes: str) -> str:

@@ -7,66 +7,73 @@ from __future__ import annotations
 from statistics import median
 
 from rankdeck.base.errors import Evidence, Problem
-from rankdeck.base.phrases import counted, marked, phrase
+from rankdeck.base.phrases import phrase, plural_phrase, tr_noop
 from rankdeck.config import microbatches
-from rankdeck.diagnose.findings.seen import IN_TURN, FindingRule, SeenRun, finding, length, percent
+from rankdeck.diagnose.findings.rule_context import (
+    LOCAL_PHASES,
+    FindingRule,
+    RuleContext,
+    format_percent,
+    format_seconds,
+    make_finding,
+)
 
 STRAGGLER_RATIO = 1.25
 """Below this, ranks differ by their samples and by who else is on the machine."""
 STRAGGLER_STEPS_SHARE = 0.8
 """In so many of the sampled steps: one that is slow now and then is no straggler."""
-STRAGGLER_COST = 0.05
+STRAGGLER_STEP_SHARE = 0.05
 """Of a step, at least: the rest would not be faster without it."""
 BUBBLE_SHARE = 0.35
 """More than the theory of the usual number of microbatches on any number of stages (a third)."""
 BUBBLE_BEYOND_THEORY = 0.15
 """What stages of uneven work add; less comes from launches and hand-overs."""
-SAVES_SHARE = 0.2
+MAX_SAVES_SHARE = 0.2
 """Of the time since the first step; half an hour between saves of a minute is 3 %."""
-LEAST_SAVES, LEAST_SAVES_S = 3, 10.0
+MIN_SAVES, MIN_SAVES_S = 3, 10.0
 IDLE_SHARE = 0.3
 """A GPU that trains without waiting is busy for most of the time."""
-LEAST_IDLE_S = 60.0
+MIN_IDLE_S = 60.0
 """Since the first step: what comes before it is no training."""
-_FEW_SAMPLED, _ENOUGH_SAMPLED = 5, 8
-_BINS = 64
+_MIN_SAMPLED, _MIN_STRAGGLER_SAMPLED = 5, 8
+_NUM_BINS = 64
 
 
-def straggler(seen: SeenRun) -> Problem | None:
+def find_straggler(seen: RuleContext) -> Problem | None:
     """Of DDP: elsewhere ranks wait for each other inside their phases, or have different work."""
-    strategy = None if seen.fold.started is None else seen.fold.started.strategy
-    if strategy != "ddp" or len(seen.sampled) < _ENOUGH_SAMPLED or len(seen.ranks) < 2:
+    strategy = None if seen.state.started is None else seen.state.started.strategy
+    if strategy != "ddp" or len(seen.sampled_steps) < _MIN_STRAGGLER_SAMPLED or len(seen.ranks) < 2:
         return None
     steps = [
-        {rank: sum(phases.get(name, 0.0) for name in IN_TURN) for rank, phases in one.by_rank.items()}
-        for one in seen.sampled
+        {rank: sum(phases.get(name, 0.0) for name in LOCAL_PHASES) for rank, phases in one.by_rank.items()}
+        for one in seen.sampled_steps
     ]
     usual = {rank: median(step.get(rank, 0.0) for step in steps) for rank in seen.ranks}
     slowest = max(usual, key=lambda rank: usual[rank])
     others_s = median(usual[rank] for rank in usual if rank != slowest)
     excess_s = usual[slowest] - others_s
-    if usual[slowest] < STRAGGLER_RATIO * others_s or excess_s < STRAGGLER_COST * seen.sampled_step_s:
+    if usual[slowest] < STRAGGLER_RATIO * others_s or excess_s < STRAGGLER_STEP_SHARE * seen.sampled_step_s:
         return None
     slow = [step for step in steps if _is_slow(step, slowest)]
     if len(slow) < STRAGGLER_STEPS_SHARE * len(steps):
         return None
-    return finding(
+    return make_finding(
         "straggler",
         phrase(
             "Rank {rank} takes {ratio:.1f} times as long for its own share of a step as the others, which "
             "wait for it: {slow} against {usual}.",
             rank=slowest,
             ratio=usual[slowest] / others_s if others_s else float("inf"),
-            slow=length(usual[slowest]),
-            usual=length(others_s),
+            slow=format_seconds(usual[slowest]),
+            usual=format_seconds(others_s),
         ),
-        seen.said_by(
+        seen.rank_evidence(
             slowest,
             phrase(
                 "data, forward and loss in {slow} of the last {all} sampled steps, to step {step}",
                 slow=len(slow),
                 all=len(steps),
-                step=seen.sampled[-1].step,
+                step=seen.sampled_steps[-1].step,
             ),
         ),
         advice=phrase(
@@ -82,36 +89,36 @@ def _is_slow(step: dict[int, float], rank: int) -> bool:
     return bool(others) and step.get(rank, 0.0) >= STRAGGLER_RATIO * median(others)
 
 
-def bubble_large(seen: SeenRun) -> Problem | None:
+def find_large_bubble(seen: RuleContext) -> Problem | None:
     """Of a pipeline: too few microbatches, or stages of uneven work. What a rehearsal's ranks measure is also
     their turn at the cores: there only the schedule's own theory counts, unless its time is simulated."""
-    measured, theory = seen.fold.bubble or (None, None)
-    is_timed = seen.on_gpus or (seen.fold.started is not None and seen.fold.started.pace == "simulated")
-    if measured is None or measured < BUBBLE_SHARE or len(seen.sampled) < _FEW_SAMPLED:
+    measured, theory = seen.state.bubble or (None, None)
+    is_timed = seen.is_on_gpus or (seen.state.started is not None and seen.state.started.pace == "simulated")
+    if measured is None or measured < BUBBLE_SHARE or len(seen.sampled_steps) < _MIN_SAMPLED:
         return None
     evidence = Evidence(
         phrase(
             "measured {measured}, by the theory of the schedule {theory}",
-            measured=percent(measured),
-            theory=percent(theory or 0.0),
+            measured=format_percent(measured),
+            theory=format_percent(theory or 0.0),
         ),
-        seen.file_of(0),
+        seen.event_file(0),
     )
-    message = phrase("The pipeline's devices wait for {share} of a step.", share=percent(measured))
+    message = phrase("The pipeline's devices wait for {share} of a step.", share=format_percent(measured))
     if theory is not None and theory >= BUBBLE_SHARE:
-        more = _more_microbatches(seen)
-        return finding(
+        more = _next_microbatches(seen)
+        return make_finding(
             "bubble-large",
             message,
             evidence,
             advice=phrase("More microbatches fill it: strategy.microbatches = {number}.", number=more)
             if more is not None
             else phrase("More microbatches fill it, for which train.global_batch must be larger."),
-            cure={} if more is None else {"strategy.microbatches": more},
+            changes={} if more is None else {"strategy.microbatches": more},
         )
     if is_timed and measured >= (theory or 0.0) + BUBBLE_BEYOND_THEORY:
         is_even = seen.config is not None and seen.config.strategy.options.get("balance") == "time"
-        return finding(
+        return make_finding(
             "bubble-large",
             message,
             evidence,
@@ -120,59 +127,59 @@ def bubble_large(seen: SeenRun) -> Problem | None:
             )
             if is_even
             else phrase('The stages differ in work: strategy.balance = "time" makes them even.'),
-            cure={} if is_even or seen.config is None else {"strategy.balance": "time"},
+            changes={} if is_even or seen.config is None else {"strategy.balance": "time"},
         )
     return None
 
 
-def _more_microbatches(seen: SeenRun) -> int | None:
+def _next_microbatches(seen: RuleContext) -> int | None:
     """The next number that the configuration can take from twice as many on."""
     if seen.config is None or seen.config.strategy.use != "pipeline":
         return None
-    train, now = seen.config.train, max(one.microbatches for one in seen.fold.pipeline.values())
+    train, now = seen.config.train, max(one.microbatches for one in seen.state.pipeline.values())
     schedule = seen.config.strategy.options["schedule"]
     part_batch = train.global_batch // train.accumulate
-    possible = microbatches.choices(schedule, len(seen.fold.devices), part_batch)
+    possible = microbatches.microbatch_choices(schedule, len(seen.state.devices), part_batch)
     return min((number for number in possible if number >= 2 * now), default=None)
 
 
-def saves_slow(seen: SeenRun) -> Problem | None:
+def find_slow_saves(seen: RuleContext) -> Problem | None:
     """Checkpoints on schedule, against the time since the first step."""
     attempt = seen.attempt
-    if attempt is None or attempt.num_saves < LEAST_SAVES or attempt.saves_s < LEAST_SAVES_S:
+    if attempt is None or attempt.num_saves < MIN_SAVES or attempt.saves_s < MIN_SAVES_S:
         return None
-    first, last = attempt.table.first, seen.fold.last
+    first, last = attempt.table.first, seen.state.last_row
     if first is None or last is None or not last.ended > first.ended:
         return None
     share = attempt.saves_s / (last.ended - first.ended)
-    if share < SAVES_SHARE:
+    if share < MAX_SAVES_SHARE:
         return None
     every = 0 if seen.config is None else seen.config.train.checkpoint_every
-    rarer = every * round(4 * share / SAVES_SHARE)
-    return finding(
+    rarer = every * round(4 * share / MAX_SAVES_SHARE)
+    return make_finding(
         "saves-slow",
-        phrase("Saving checkpoints takes {share} of the time.", share=percent(min(1.0, share))),
-        seen.said_by(
+        phrase("Saving checkpoints takes {share} of the time.", share=format_percent(min(1.0, share))),
+        seen.rank_evidence(
             0,
-            counted(
-                marked("1 checkpoint, {each}, to step {step}"),
-                marked("{n} checkpoints, {each} each, to step {step}"),
+            plural_phrase(
+                tr_noop("1 checkpoint, {each}, to step {step}"),
+                tr_noop("{n} checkpoints, {each} each, to step {step}"),
                 attempt.num_saves,
-                each=length(attempt.saves_s / attempt.num_saves),
+                each=format_seconds(attempt.saves_s / attempt.num_saves),
                 step=last.step,
             ),
         ),
         advice=phrase("Save less often: train.checkpoint_every = {every}.", every=rarer)
         if every
         else phrase("Save less often, or to a faster disk."),
-        cure={"train.checkpoint_every": rarer} if every else {},
+        changes={"train.checkpoint_every": rarer} if every else {},
     )
 
 
-def gpu_idle(seen: SeenRun) -> Problem | None:
+def find_idle_gpus(seen: RuleContext) -> Problem | None:
     """What the driver has read since the first step; the cause is nothing that another rule sees."""
-    started, first = seen.fold.first_started, seen.fold.first_row()
-    gpus = [device for device in seen.fold.devices.values() if device.kind == "gpu"]
+    started, first = seen.state.first_started, seen.state.first_row()
+    gpus = [device for device in seen.state.devices.values() if device.kind == "gpu"]
     if started is None or first is None or not gpus:
         return None
     began_s = first.ended - started.started
@@ -180,20 +187,20 @@ def gpu_idle(seen: SeenRun) -> Problem | None:
     for device in gpus:
         history = device.utilisation_history
         last_s = history.last_x
-        if last_s is None or not last_s - began_s >= LEAST_IDLE_S:
+        if last_s is None or not last_s - began_s >= MIN_IDLE_S:
             return None
-        window = history.window(began_s, last_s, _BINS)
+        window = history.window(began_s, last_s, _NUM_BINS)
         shares[device.label] = float(((window.low + window.high) / 2).mean())
     busy = sum(shares.values()) / len(shares)
     if busy >= IDLE_SHARE:
         return None
-    return finding(
+    return make_finding(
         "gpu-idle",
-        phrase("The GPUs are busy for {share} of the time only.", share=percent(busy)),
+        phrase("The GPUs are busy for {share} of the time only.", share=format_percent(busy)),
         Evidence(
             phrase(
                 "the driver's readings since the first step: {readings}",
-                readings=", ".join(f"{label} {percent(share)}" for label, share in shares.items()),
+                readings=", ".join(f"{label} {format_percent(share)}" for label, share in shares.items()),
             )
         ),
         advice=phrase(
@@ -208,9 +215,11 @@ def gpu_idle(seen: SeenRun) -> Problem | None:
     )
 
 
-SLOW = (FindingRule("straggler", straggler),)
+STRAGGLER_RULES = (FindingRule("straggler", find_straggler),)
 RULES = (
-    FindingRule("bubble-large", bubble_large),
-    FindingRule("saves-slow", saves_slow),
-    FindingRule("gpu-idle", gpu_idle, unless=("input-bound", "comm-bound", "bubble-large", "saves-slow")),
+    FindingRule("bubble-large", find_large_bubble),
+    FindingRule("saves-slow", find_slow_saves),
+    FindingRule(
+        "gpu-idle", find_idle_gpus, unless=("input-bound", "comm-bound", "bubble-large", "saves-slow")
+    ),
 )

@@ -1,49 +1,51 @@
-"""Rules about which samples each rank sees, and how many at once. Read seen.py before."""
+"""Rules about which samples each rank sees, and how many at once. Read rule_context.py before."""
 
 from __future__ import annotations
 
 from rankdeck.base.errors import Evidence, Problem
 from rankdeck.base.phrases import phrase
-from rankdeck.diagnose.findings.seen import FindingRule, SeenRun, finding
+from rankdeck.diagnose.findings.rule_context import FindingRule, RuleContext, make_finding
 
-LEAST_NORMALISED = 4
+MIN_BATCH_NORM_SAMPLES = 4
 """Samples: the variance of fewer is wrong by half and more."""
 BATCH_NORM_DIFFERS = "batch-norm-differs"
-"""What a configured run itself says of batch norms (training/sameness.py)."""
-_ALL_RANKS = "DistributedDataParallel"
-_GROUPS = {"process_group", "device_mesh"}
+"""What a configured run itself says of batch norms (training/parity_notes.py)."""
+_DDP_WRAPPER = "DistributedDataParallel"
+_GROUP_OPTIONS = {"process_group", "device_mesh"}
 """Where it was given one of these, ranks outside its group may have the same samples on purpose."""
 
 
-def batch_norm_tiny(seen: SeenRun) -> Problem | None:
+def find_tiny_batch_norms(seen: RuleContext) -> Problem | None:
     """Batch norms that normalise over a few samples each."""
-    return _observed_batch_norms(seen) or _told_batch_norms(seen)
+    return _observed_batch_norms(seen) or _reported_batch_norms(seen)
 
 
-def _told_batch_norms(seen: SeenRun) -> Problem | None:
-    told = next((one for one in seen.fold.problems if one.code == BATCH_NORM_DIFFERS), None)
+def _reported_batch_norms(seen: RuleContext) -> Problem | None:
+    told = next((one for one in seen.state.problems if one.code == BATCH_NORM_DIFFERS), None)
     number = None if told is None else told.arguments.get("message", {}).get("num")
-    if told is None or not isinstance(number, int) or not 1 <= number <= LEAST_NORMALISED:
+    if told is None or not isinstance(number, int) or not 1 <= number <= MIN_BATCH_NORM_SAMPLES:
         return None
     can_sync = told.path == "strategy.sync_batchnorm" and seen.config is not None
-    return _tiny(
+    return _tiny_batch_norm_finding(
         number,
-        seen.said_by(0, phrase("rank 0 said so before the first step ({code})", code=BATCH_NORM_DIFFERS)),
+        seen.rank_evidence(
+            0, phrase("rank 0 said so before the first step ({code})", code=BATCH_NORM_DIFFERS)
+        ),
         advice=phrase("Set strategy.sync_batchnorm = true.")
         if can_sync
         else phrase("Use ddp or fsdp with sync_batchnorm = true, group norms, or more samples per device."),
-        cure={"strategy.sync_batchnorm": True} if can_sync else {},
+        changes={"strategy.sync_batchnorm": True} if can_sync else {},
     )
 
 
-def _observed_batch_norms(seen: SeenRun) -> Problem | None:
-    lead = seen.fold.script.lead
+def _observed_batch_norms(seen: RuleContext) -> Problem | None:
+    lead = seen.state.script.lead_observation
     if lead is None or not lead.batch_norms or not lead.batch:
         return None
     devices = lead.wrapper_options.get("device_ids") if lead.wrapper == "DataParallel" else None
     parts = max(1, len(devices)) if isinstance(devices, list) else 1
     number = -(-lead.batch // parts)
-    if number > LEAST_NORMALISED:
+    if number > MIN_BATCH_NORM_SAMPLES:
         return None
     words = phrase(
         "{norms} batch norms in {model}, {number} samples at a time on each device",
@@ -51,9 +53,9 @@ def _observed_batch_norms(seen: SeenRun) -> Problem | None:
         model=lead.model or phrase("the model"),
         number=number,
     )
-    return _tiny(
+    return _tiny_batch_norm_finding(
         number,
-        seen.said_by(lead.rank, words),
+        seen.rank_evidence(lead.rank, words),
         advice=phrase(
             "Wrap the model in torch.nn.SyncBatchNorm.convert_sync_batchnorm before "
             "DistributedDataParallel, use group norms, or a larger batch per device."
@@ -61,8 +63,10 @@ def _observed_batch_norms(seen: SeenRun) -> Problem | None:
     )
 
 
-def _tiny(number: int, evidence: Evidence, *, advice: str, cure: dict[str, object] | None = None) -> Problem:
-    return finding(
+def _tiny_batch_norm_finding(
+    number: int, evidence: Evidence, *, advice: str, changes: dict[str, object] | None = None
+) -> Problem:
+    return make_finding(
         "batch-norm-tiny",
         phrase(
             "Batch norms normalise over {number} samples at a time: their statistics are noise.",
@@ -70,20 +74,22 @@ def _tiny(number: int, evidence: Evidence, *, advice: str, cure: dict[str, objec
         ),
         evidence,
         advice=advice,
-        cure=cure,
+        changes=changes,
     )
 
 
-def set_epoch_forgotten(seen: SeenRun) -> Problem | None:
+def find_missing_set_epoch(seen: RuleContext) -> Problem | None:
     """A DistributedSampler that shuffles in the same order in each pass."""
-    forgotten = {rank: one.same_epochs for rank, one in seen.fold.script.seen.items() if one.same_epochs}
+    forgotten = {
+        rank: one.same_epochs for rank, one in seen.state.script.observations.items() if one.same_epochs
+    }
     if not forgotten:
         return None
     rank = min(forgotten)
-    return finding(
+    return make_finding(
         "set-epoch-forgotten",
         phrase("Every pass over the data has the same order: the DistributedSampler is not told the epoch."),
-        seen.said_by(
+        seen.rank_evidence(
             rank,
             phrase("{n} passes ended in the same epoch as the one before", n=forgotten[rank]),
         ),
@@ -91,20 +97,22 @@ def set_epoch_forgotten(seen: SeenRun) -> Problem | None:
     )
 
 
-def same_data_on_all_ranks(seen: SeenRun) -> Problem | None:
+def find_same_data_on_all_ranks(seen: RuleContext) -> Problem | None:
     """Of DDP over all ranks: the first batches of every one hold the same numbers."""
-    script = seen.fold.script
-    told = {rank: script.seen[rank] for rank in script.seen if rank not in script.alone}
+    script = seen.state.script
+    told = {
+        rank: script.observations[rank] for rank in script.observations if rank not in script.standalone_ranks
+    }
     digests = {one.first_batches for one in told.values()}
-    is_ddp = all(one.wrapper == _ALL_RANKS for one in told.values())
-    in_groups = any(_GROUPS & one.wrapper_options.keys() for one in told.values())
+    is_ddp = all(one.wrapper == _DDP_WRAPPER for one in told.values())
+    in_groups = any(_GROUP_OPTIONS & one.wrapper_options.keys() for one in told.values())
     if len(told) < 2 or not is_ddp or in_groups or len(digests) != 1 or None in digests:
         return None
-    return finding(
+    return make_finding(
         "same-data-on-all-ranks",
         phrase("All {ranks} ranks train on the same samples: they do the work of one.", ranks=len(told)),
         *(
-            seen.said_by(
+            seen.rank_evidence(
                 rank,
                 phrase(
                     "rank {rank}: its first training batches have the digest {digest}",
@@ -121,7 +129,7 @@ def same_data_on_all_ranks(seen: SeenRun) -> Problem | None:
 
 
 RULES = (
-    FindingRule("same-data-on-all-ranks", same_data_on_all_ranks),
-    FindingRule("set-epoch-forgotten", set_epoch_forgotten),
-    FindingRule("batch-norm-tiny", batch_norm_tiny),
+    FindingRule("same-data-on-all-ranks", find_same_data_on_all_ranks),
+    FindingRule("set-epoch-forgotten", find_missing_set_epoch),
+    FindingRule("batch-norm-tiny", find_tiny_batch_norms),
 )

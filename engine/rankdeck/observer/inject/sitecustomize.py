@@ -8,7 +8,7 @@ import os
 import sys
 
 
-def _arm() -> None:
+def _install_observer() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     # As the script would find it alone; children that inherit the environment are observed all the same.
     sys.path[:] = [entry for entry in sys.path if entry != here]
@@ -26,11 +26,11 @@ def _arm() -> None:
     room.__spec__ = spec
     sys.modules[room.__name__] = room
     __import__("_rankdeck_observer.imports")
-    sys.modules["_rankdeck_observer.imports"].arm()
+    sys.modules["_rankdeck_observer.imports"].install_finders()
 
 
 try:
-    _arm()
+    _install_observer()
 except Exception:
     pass  # It fails open, and without a word: stderr is the script's.
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankdeck.parallel.collectives.buckets import in_buckets
+from rankdeck.parallel.collectives.buckets import apply_in_buckets
 from rankdeck.torch_compat.dtensors import local_part
 
 T = TypeVar("T")
@@ -28,10 +28,10 @@ def broadcast_from_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup | 
     assert group is not None
     first = dist.get_process_group_ranks(group)[0]
     own = [local_part(tensor.detach()) for tensor in tensors]
-    in_buckets(own, lambda flat: dist.broadcast(flat, first, group=group))
+    apply_in_buckets(own, lambda flat: dist.broadcast(flat, first, group=group))
 
 
-def from_rank_0(look: Callable[[], T]) -> T | None:
+def run_on_rank_0(look: Callable[[], T]) -> T | None:
     """What rank 0 finds out, for all ranks of a run; they call this together."""
     looks = not dist.is_initialized() or dist.get_rank() == 0 or dist.get_backend() == "fake"
     shared = [look() if looks else None]
@@ -40,7 +40,7 @@ def from_rank_0(look: Callable[[], T]) -> T | None:
     return shared[0]
 
 
-def found_once(look: Callable[[], T]) -> T:
+def run_on_rank_0_or_all(look: Callable[[], T]) -> T:
     """What rank 0 finds out, for all ranks of a run; they call this together. Where it fails, every rank
     looks for itself, and fails like it.
 
@@ -52,5 +52,5 @@ def found_once(look: Callable[[], T]) -> T:
             return (look(),)
         return None
 
-    found = from_rank_0(look_for_all)
+    found = run_on_rank_0(look_for_all)
     return look() if found is None else found[0]

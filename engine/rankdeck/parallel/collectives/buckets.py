@@ -16,7 +16,7 @@ from rankdeck.torch_compat.dispatch import storage_key
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 
 
-def buckets_of(tensors: Sequence[Tensor], limit_bytes: int) -> list[list[int]]:
+def assign_buckets(tensors: Sequence[Tensor], limit_bytes: int) -> list[list[int]]:
     """Which tensors travel together: the places of neighbours of one dtype, up to `limit_bytes`."""
     buckets: list[list[int]] = []
     filled_bytes, dtype = 0, None
@@ -42,7 +42,7 @@ def unflatten(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(like.shape) for part, like in zip(parts, likes, strict=True)]
 
 
-def in_buckets(
+def apply_in_buckets(
     tensors: Sequence[Tensor],
     change: Callable[[Tensor], object],
     limit_bytes: int = DEFAULT_BUCKET_BYTES,
@@ -53,7 +53,7 @@ def in_buckets(
 
     `dtype` is what a bucket travels in, by default that of its tensors.
     """
-    for bucket in buckets_of(tensors, limit_bytes):
+    for bucket in assign_buckets(tensors, limit_bytes):
         own = [tensors[index] for index in bucket]
         flat = flatten(own)
         travelling = flat if dtype is None else flat.to(dtype)

@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-SumUp = Callable[[Sequence[Tensor]], None]
+AllReduceFn = Callable[[Sequence[Tensor]], None]
 """Makes each tensor of a list the sum over the group, in place."""
 
-HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+HALF_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def thin_shape(shape: torch.Size, rank: int) -> tuple[int, int] | None:
+def low_rank_shape(shape: torch.Size, rank: int) -> tuple[int, int] | None:
     """(rows, columns) of a gradient that is worth two thin matrices of `rank` columns; None if it is not.
 
     It is where they have less than half of its elements, as in torch's own hook.
@@ -40,26 +40,26 @@ class PowerSgd:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._left_out: dict[int, Tensor] = {}
+        self._errors: dict[int, Tensor] = {}
         self._q: dict[int, Tensor] = {}
-        self._kept = {"left_out": self._left_out, "q": self._q}
+        self._state_tensors = {"left_out": self._errors, "q": self._q}
 
-    def sync(self, gradients: Sequence[Tensor], sum_up: SumUp) -> None:
+    def sync(self, gradients: Sequence[Tensor], sum_up: AllReduceFn) -> None:
         """Make each gradient nearly the sum over the group, in place, the same bits on all ranks.
 
         Every call gives the same gradients in the same order.
         """
-        shapes = [thin_shape(gradient.shape, self._rank) for gradient in gradients]
+        shapes = [low_rank_shape(gradient.shape, self._rank) for gradient in gradients]
         thin = [index for index, shape in enumerate(shapes) if shape is not None]
         whole = [gradient for gradient, shape in zip(gradients, shapes, strict=True) if shape is None]
-        matrices = [self._with_left_out(index, gradients[index]) for index in thin]
-        columns = [self._start(index, matrix) for index, matrix in zip(thin, matrices, strict=True)]
+        matrices = [self._add_error(index, gradients[index]) for index in thin]
+        columns = [self._initial_q(index, matrix) for index, matrix in zip(thin, matrices, strict=True)]
         left = [matrix @ q for matrix, q in zip(matrices, columns, strict=True)]
         sum_up([*whole, *left])
         left = [torch.linalg.qr(p).Q for p in left]
         right = [matrix.T @ p for matrix, p in zip(matrices, left, strict=True)]
         for index, matrix, p, q in zip(thin, matrices, left, right, strict=True):
-            self._left_out[index] = matrix.addmm_(p, q.T, alpha=-1)
+            self._errors[index] = matrix.addmm_(p, q.T, alpha=-1)
         right = [q.contiguous() for q in right]
         sum_up(right)
         for index, p, q in zip(thin, left, right, strict=True):
@@ -69,22 +69,24 @@ class PowerSgd:
     def state(self) -> dict[str, Tensor]:
         """What the next step begins with."""
         return {
-            f"{what}.{index}": tensor for what, own in self._kept.items() for index, tensor in own.items()
+            f"{what}.{index}": tensor
+            for what, own in self._state_tensors.items()
+            for index, tensor in own.items()
         }
 
-    def put_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+    def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """What `state` gave."""
         for name, tensor in state.items():
             what, _, index = name.partition(".")
-            self._kept[what][int(index)] = tensor.to(device, copy=True)
+            self._state_tensors[what][int(index)] = tensor.to(device, copy=True)
 
-    def _with_left_out(self, index: int, gradient: Tensor) -> Tensor:
+    def _add_error(self, index: int, gradient: Tensor) -> Tensor:
         """The gradient as a matrix of its own, plus what earlier steps left out."""
         matrix = gradient.reshape(gradient.shape[0], -1)
-        kept = self._left_out.get(index)
+        kept = self._errors.get(index)
         return matrix.clone() if kept is None else kept.add_(matrix)
 
-    def _start(self, index: int, matrix: Tensor) -> Tensor:
+    def _initial_q(self, index: int, matrix: Tensor) -> Tensor:
         """Q (columns, k) to begin with: the last step's, or the same random one on every rank."""
         if index in self._q:
             return self._q[index]

@@ -16,21 +16,21 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from rankdeck.parallel.collectives.compress import HALVES
+from rankdeck.parallel.collectives.compress import HALF_DTYPES
 from rankdeck.parallel.collectives.grad_sync import SyncTimes
 from rankdeck.torch_compat import ddp as torch_ddp
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
-_MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
+_STATE_DICTS = ("error_dict", "p_memory_dict", "q_memory_dict")
 _MIB = 2**20
-_NS = 1e-9
+_NS_TO_S = 1e-9
 FIRST_POWERSGD_STEP = 2
 """Torch's least: the buckets are made anew after the first step."""
 
 
-def compress_with_hook(
+def register_compression_hook(
     ddp: DistributedDataParallel, compress: str, powersgd_rank: int
 ) -> PowerSGDState | None:
     """Register torch's hook for `compress` (fp16 | bf16 | powersgd); what PowerSGD keeps between steps."""
@@ -42,10 +42,10 @@ def compress_with_hook(
         )
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return state
-    dtype = HALVES[compress]
+    dtype = HALF_DTYPES[compress]
 
     def hook(state: Any, bucket: Any) -> Any:
-        return torch_ddp.compress(dtype, state, bucket)
+        return torch_ddp.compress_bucket(dtype, state, bucket)
 
     hook.__annotations__.clear()  # torch compares them with classes, and here they are words
     ddp.register_comm_hook(dist.group.WORLD, hook)
@@ -54,11 +54,11 @@ def compress_with_hook(
 
 def powersgd_tensors(state: PowerSGDState) -> dict[str, Tensor]:
     """What torch's PowerSGD begins the next step with."""
-    kept = {f"{name}.{bucket}": t for name in _MEMORIES for bucket, t in getattr(state, name).items()}
+    kept = {f"{name}.{bucket}": t for name in _STATE_DICTS for bucket, t in getattr(state, name).items()}
     return {"iter": torch.tensor([state.iter]), **kept}
 
 
-def put_powersgd_tensors(state: PowerSGDState, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+def load_powersgd_tensors(state: PowerSGDState, tensors: Mapping[str, Tensor], device: torch.device) -> None:
     """What `powersgd_tensors` gave."""
     for name, tensor in tensors.items():
         memory, _, bucket = name.partition(".")
@@ -68,33 +68,33 @@ def put_powersgd_tensors(state: PowerSGDState, tensors: Mapping[str, Tensor], de
             getattr(state, memory)[int(bucket)] = tensor.to(device, copy=True)
 
 
-def one_bucket_mb(module: Module) -> float:
+def single_bucket_mb(module: Module) -> float:
     """A bucket size that holds all gradients of a module."""
     num_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     return num_bytes / _MIB + 1
 
 
-def backward_times(ddp: DistributedDataParallel) -> SyncTimes | None:
+def mean_sync_times(ddp: DistributedDataParallel) -> SyncTimes | None:
     """The mean over the steps that torch itself timed (the first ten, then every hundredth).
 
     From the first bucket's start to the last one's end, and how much of that lay under backward's computing.
     None before the third step, or where this version of torch does not tell.
     """
-    log = torch_ddp.log_of(ddp)
-    seconds = log.get("avg_backward_comm_time", 0) * _NS
-    overlapped_s = log.get("avg_backward_compute_comm_overlap_time", 0) * _NS
+    log = torch_ddp.ddp_log(ddp)
+    seconds = log.get("avg_backward_comm_time", 0) * _NS_TO_S
+    overlapped_s = log.get("avg_backward_compute_comm_overlap_time", 0) * _NS_TO_S
     return SyncTimes(seconds, min(overlapped_s, seconds)) if seconds > 0 else None
 
 
-def time_every_backward(ddp: DistributedDataParallel, wanted: bool) -> None:
+def set_backward_timing(ddp: DistributedDataParallel, wanted: bool) -> None:
     """Have torch time each backward, or again every hundredth. On GPUs it would wait for the device."""
     if next(ddp.parameters()).device.type == "cpu":
-        torch_ddp.time_every_backward(ddp, wanted)
+        torch_ddp.set_timing_rate(ddp, wanted)
 
 
-def last_sync(ddp: DistributedDataParallel) -> tuple[float, float] | None:
+def last_sync_interval(ddp: DistributedDataParallel) -> tuple[float, float] | None:
     """(Unix time of the first bucket's start, seconds to the last one's end) in the backward before the last
     forward; None on GPUs, whose log has no moments, and where torch did not time it."""
-    log = torch_ddp.log_of(ddp)
+    log = torch_ddp.ddp_log(ddp)
     start_ns, end_ns = log.get("backward_comm_time_start", 0), log.get("backward_comm_time_end", 0)
-    return (start_ns * _NS, (end_ns - start_ns) * _NS) if 0 < start_ns < end_ns else None
+    return (start_ns * _NS_TO_S, (end_ns - start_ns) * _NS_TO_S) if 0 < start_ns < end_ns else None

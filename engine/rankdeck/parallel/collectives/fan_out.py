@@ -25,8 +25,8 @@ from torch.autograd.function import once_differentiable
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.memory.virtual import VirtualDevices
-from rankdeck.parallel.collectives.outputs import one_shell, taken_apart
-from rankdeck.parallel.collectives.parallel_apply import HANDED_OVER, parallel_apply
+from rankdeck.parallel.collectives.outputs import common_structure, flatten_output
+from rankdeck.parallel.collectives.parallel_apply import SOLE_OWNER_ATTRIBUTE, parallel_apply
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
 from rankdeck.parallel.collectives.replicate import replicate
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
@@ -46,13 +46,13 @@ def data_parallel(
         ModelError: inputs cannot be cut, or outputs cannot be joined, along their first dim.
         ReplicaError: a replica raised.
     """
-    with threads.moving("scatter"):
+    with threads.transfer_phase("scatter"):
         slices = scatter(inputs, threads.devices)
-    with threads.moving("replicate"):
+    with threads.transfer_phase("replicate"):
         replicas = replicate(module, threads.devices, len(slices))
         on_replicas(replicas.modules, slices)
     outputs = parallel_apply(replicas, slices, threads)
-    with threads.moving("gather"):
+    with threads.transfer_phase("gather"):
         return gather(outputs, threads.devices)
 
 
@@ -80,7 +80,8 @@ def scatter(inputs: Any, devices: VirtualDevices) -> list[Any]:
     num_slices = counts.pop() if counts else 1
     return [
         tree_unflatten(
-            [_on_device(leaf, parts, device, devices) for leaf, parts in zip(leaves, cut, strict=True)], spec
+            [_copy_to_device(leaf, parts, device, devices) for leaf, parts in zip(leaves, cut, strict=True)],
+            spec,
         )
         for device in range(num_slices)
     ]
@@ -90,7 +91,7 @@ def _chunks(leaf: Any, devices: VirtualDevices) -> tuple[Tensor, ...] | None:
     return leaf.chunk(devices.num_devices) if isinstance(leaf, Tensor) and leaf.dim() else None
 
 
-def _on_device(leaf: Any, parts: tuple[Tensor, ...] | None, device: int, devices: VirtualDevices) -> Any:
+def _copy_to_device(leaf: Any, parts: tuple[Tensor, ...] | None, device: int, devices: VirtualDevices) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     part = leaf if parts is None else parts[device]
@@ -111,8 +112,8 @@ def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
     """
     if len(outputs) == 1:
         return outputs[0]
-    apart = [taken_apart(output) for output in outputs]
-    shell = one_shell([own for _, own in apart])
+    apart = [flatten_output(output) for output in outputs]
+    shell = common_structure([own for _, own in apart])
     groups = list(zip(*(tensors for tensors, _ in apart), strict=True))
     for group in groups:
         if len({(leaf.dtype, leaf.shape[1:]) for leaf in group}) > 1:
@@ -127,13 +128,13 @@ def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
                 ),
             )
     leaves = [leaf for group in groups for leaf in group]
-    return shell.filled(_Gather.apply(devices, len(outputs), *leaves))
+    return shell.unflatten(_Gather.apply(devices, len(outputs), *leaves))
 
 
-def _join(group: Sequence[Tensor], devices: VirtualDevices) -> Tensor:
+def _concatenate(group: Sequence[Tensor], devices: VirtualDevices) -> Tensor:
     for device, part in enumerate(group):
-        devices.count_moved(device, 0, part.numel() * part.element_size())
-    with devices.ledger.crossing(0, "gathered"):
+        devices.count_transfer(device, 0, part.numel() * part.element_size())
+    with devices.ledger.transfer_to(0, "gathered"):
         return torch.cat([part if part.dim() else part.unsqueeze(0) for part in group])
 
 
@@ -144,7 +145,7 @@ class _Gather(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         groups = [leaves[start : start + num_parts] for start in range(0, len(leaves), num_parts)]
         ctx.shapes = [[part.shape for part in group] for group in groups]
-        joined = [_join(group, devices) for group in groups]
+        joined = [_concatenate(group, devices) for group in groups]
         wanted = zip(joined, groups, strict=True)
         ctx.mark_non_differentiable(
             *[out for out, group in wanted if not any(p.requires_grad for p in group)]
@@ -163,7 +164,7 @@ class _Gather(torch.autograd.Function):
             pieces = grad.split([shape[0] if shape else 1 for shape in shapes])
             for device, (piece, shape) in enumerate(zip(pieces, shapes, strict=True)):
                 part = devices.copy(piece.view(shape), 0, device, "temporary")
-                setattr(part, HANDED_OVER, True)
+                setattr(part, SOLE_OWNER_ATTRIBUTE, True)
                 parts.append(part)
         devices.ledger.end_phase("gathered")
         return None, None, *parts

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.collectives.buckets import DEFAULT_BUCKET_BYTES, in_buckets
-from rankdeck.parallel.collectives.compress import HALVES, PowerSgd, thin_shape
+from rankdeck.parallel.collectives.buckets import DEFAULT_BUCKET_BYTES, apply_in_buckets
+from rankdeck.parallel.collectives.compress import HALF_DTYPES, PowerSgd, low_rank_shape
 from rankdeck.parallel.collectives.peers import Peers
 from rankdeck.parallel.collectives.ring import ring_sum
 from rankdeck.torch_compat.dtensors import local_part
@@ -38,14 +38,14 @@ def _native_sum(flat: Tensor, peers: Peers) -> None:
     dist.all_reduce(flat, group=peers.group)
 
 
-def _star_sum(flat: Tensor, peers: Peers) -> None:
+def _reduce_broadcast_sum(flat: Tensor, peers: Peers) -> None:
     """Every rank sends its gradients to rank 0, which adds up in the order of the ranks and sends the sum
     back. This is what a parameter server does, and why it does not grow: rank 0's link is busy for 2(n-1)
     messages while the others wait.
     """
-    if peers.rank != _LEAD:
-        peers.exchange(sends=[(flat, _LEAD)])
-        peers.exchange(receives=[(flat, _LEAD)])
+    if peers.rank != _ROOT_RANK:
+        peers.exchange(sends=[(flat, _ROOT_RANK)])
+        peers.exchange(receives=[(flat, _ROOT_RANK)])
         return
     others = range(1, peers.size)
     arriving = torch.empty_like(flat)
@@ -74,13 +74,13 @@ def _all_to_all_sum(flat: Tensor, peers: Peers) -> None:
 
 ALGORITHMS: Mapping[str, Callable[[Tensor, Peers], None]] = {
     "native": _native_sum,
-    "reduce-broadcast": _star_sum,
+    "reduce-broadcast": _reduce_broadcast_sum,
     "all-to-all": _all_to_all_sum,
     "ring": ring_sum,
 }
 """Each makes a contiguous tensor (N,) the sum over all ranks of the group, in place, the same bits on all."""
-_LEAD = 0
-_NAMES = 8
+_ROOT_RANK = 0
+_MAX_NAMES = 8
 """Of parameters, in one sentence."""
 
 
@@ -107,11 +107,11 @@ class GradientSync:
         self.peers = Peers(group)
         self.algorithm = algorithm
         self.compress = compress
-        self.travelling_bytes = 0
+        self.compressed_bytes = 0
         """Of the last sync's gradients, once they were compressed."""
         self.times: SyncTimes | None = None
         """Of the last sync, on CPU; None on GPUs, whose clock is not the host's."""
-        self._sum_flat = ALGORITHMS[algorithm]
+        self._all_reduce = ALGORITHMS[algorithm]
         self._bucket_bytes = bucket_bytes
         self._powersgd_rank = powersgd_rank
         self._powersgd = PowerSgd(powersgd_rank) if compress == "powersgd" else None
@@ -124,33 +124,37 @@ class GradientSync:
         self.peers.sent_bytes = [0] * self.peers.size
         started_s = time.perf_counter()
         if self._powersgd is not None:
-            self._powersgd.sync(gradients, self._sum_up)
+            self._powersgd.sync(gradients, self._all_reduce_tensors)
         else:
-            self._sum_up(gradients, HALVES.get(self.compress))
-        self.travelling_bytes = travelling_bytes(gradients, self.compress, self._powersgd_rank)
+            self._all_reduce_tensors(gradients, HALF_DTYPES.get(self.compress))
+        self.compressed_bytes = compressed_bytes(gradients, self.compress, self._powersgd_rank)
         on_cpu = all(gradient.device.type == "cpu" for gradient in gradients)
         self.times = SyncTimes(time.perf_counter() - started_s, 0.0) if on_cpu else None
 
-    def _sum_up(self, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> None:
-        in_buckets(tensors, lambda flat: self._sum_flat(flat, self.peers), self._bucket_bytes, dtype=dtype)
+    def _all_reduce_tensors(self, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> None:
+        apply_in_buckets(
+            tensors, lambda flat: self._all_reduce(flat, self.peers), self._bucket_bytes, dtype=dtype
+        )
 
     def state(self) -> dict[str, Tensor]:
         """What PowerSGD keeps from step to step; empty for the rest."""
         return {} if self._powersgd is None else self._powersgd.state()
 
-    def put_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+    def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """What `state` gave."""
         if self._powersgd is not None:
-            self._powersgd.put_state(state, device)
+            self._powersgd.load_state(state, device)
 
 
-def travelling_bytes(tensors: Sequence[Tensor], compress: str = "none", powersgd_rank: int = 4) -> int:
+def compressed_bytes(tensors: Sequence[Tensor], compress: str = "none", powersgd_rank: int = 4) -> int:
     """Bytes of gradients like `tensors` once they are compressed."""
     total_bytes = 0
     for tensor in tensors:
-        shape = thin_shape(tensor.shape, powersgd_rank) if compress == "powersgd" else None
+        shape = low_rank_shape(tensor.shape, powersgd_rank) if compress == "powersgd" else None
         numel = tensor.numel() if shape is None else powersgd_rank * sum(shape)
-        total_bytes += numel * (HALVES[compress].itemsize if compress in HALVES else tensor.element_size())
+        total_bytes += numel * (
+            HALF_DTYPES[compress].itemsize if compress in HALF_DTYPES else tensor.element_size()
+        )
     return total_bytes
 
 
@@ -159,7 +163,7 @@ def all_reduce_bytes(num_bytes: int, num_ranks: int) -> int:
     return round(2 * (num_ranks - 1) / num_ranks * num_bytes)
 
 
-def gradients_of(
+def collect_gradients(
     module: nn.Module, *, find_unused: bool = False, group: dist.ProcessGroup | None = None
 ) -> list[Tensor]:
     """The gradients of a module's parameters as this rank holds them (of a DTensor, its local part).
@@ -197,14 +201,14 @@ def require_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         raise ModelError(
             phrase(
                 "These took no part in the loss: {names}.",
-                names=", ".join(missing[:_NAMES]) + (", ..." if len(missing) > _NAMES else ""),
+                names=", ".join(missing[:_MAX_NAMES]) + (", ..." if len(missing) > _MAX_NAMES else ""),
             ),
             code="unused-parameters",
             path="strategy.find_unused_parameters",
             advice=phrase(
                 "Set strategy.find_unused_parameters = true, or take what is not used out of the model."
             ),
-            cure={"strategy.find_unused_parameters": True},
+            changes={"strategy.find_unused_parameters": True},
         )
 
 
@@ -215,7 +219,7 @@ def _used_parameters(
     if not parameters:
         return []
     device = local_part(parameters[0][1]).device
-    used = used_anywhere([p.grad is not None for _, p in parameters], device, group)
+    used = reduce_used_flags([p.grad is not None for _, p in parameters], device, group)
     kept = [pair for pair, is_used in zip(parameters, used, strict=True) if is_used]
     for _, parameter in kept:
         if parameter.grad is None:
@@ -223,7 +227,7 @@ def _used_parameters(
     return kept
 
 
-def used_anywhere(
+def reduce_used_flags(
     is_used: Sequence[bool], device: torch.device, group: dist.ProcessGroup | None = None
 ) -> list[bool]:
     """Of each weight whether any rank of the group used it. All of them call this with as many weights. Where

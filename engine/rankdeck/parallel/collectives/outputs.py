@@ -19,34 +19,34 @@ from torch import Tensor
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.nested import with_items
+from rankdeck.parallel.pytree import replace_items
 
 _CONSTANTS = (bool, int, float, str, type(None))
-_LONGEST = 80
+_MAX_REPR_LENGTH = 80
 
 
 @dataclass(frozen=True)
-class _Position:
+class _TensorSlot:
     """Stands in a shell for a tensor, by its number."""
 
     index: int
 
 
 @dataclass(frozen=True)
-class Shell:
+class OutputStructure:
     """What a replica returned without its tensors; `leaves` say where each stands and what else there is."""
 
     structure: Any
     leaves: tuple[tuple[str, Any], ...]
 
-    def filled(self, tensors: Sequence[Tensor]) -> Any:
+    def unflatten(self, tensors: Sequence[Tensor]) -> Any:
         """The structure with other tensors."""
-        return _mapped(
-            self.structure, lambda leaf, _: tensors[leaf.index] if isinstance(leaf, _Position) else leaf, ""
+        return _map_leaves(
+            self.structure, lambda leaf, _: tensors[leaf.index] if isinstance(leaf, _TensorSlot) else leaf, ""
         )
 
 
-def taken_apart(output: Any) -> tuple[list[Tensor], Shell]:
+def flatten_output(output: Any) -> tuple[list[Tensor], OutputStructure]:
     """
     Raises: ModelError where something in it is neither a tensor nor a constant, or no tensor is.
     """
@@ -56,19 +56,19 @@ def taken_apart(output: Any) -> tuple[list[Tensor], Shell]:
     def take(leaf: Any, where: str) -> Any:
         if isinstance(leaf, Tensor):
             tensors.append(leaf)
-            leaf = _Position(len(tensors) - 1)
+            leaf = _TensorSlot(len(tensors) - 1)
         elif not isinstance(leaf, _CONSTANTS):
-            raise _cannot_be_gathered(leaf, where)
+            raise _gather_error(leaf, where)
         leaves.append((where, leaf))
         return leaf
 
-    structure = _mapped(output, take, "")
+    structure = _map_leaves(output, take, "")
     if not tensors:
-        raise _cannot_be_gathered(output, "")
-    return tensors, Shell(structure, tuple(leaves))
+        raise _gather_error(output, "")
+    return tensors, OutputStructure(structure, tuple(leaves))
 
 
-def one_shell(shells: Sequence[Shell]) -> Shell:
+def common_structure(shells: Sequence[OutputStructure]) -> OutputStructure:
     """
     Raises: ModelError where replicas returned different structures.
     """
@@ -77,24 +77,24 @@ def one_shell(shells: Sequence[Shell]) -> Shell:
             phrase("The replicas returned different structures, which cannot be gathered."),
             path="strategy.parallel_loss",
             advice=_ADVICE,
-            cure={"strategy.parallel_loss": True},
+            changes={"strategy.parallel_loss": True},
         )
     return shells[0]
 
 
-def _mapped(value: Any, change: Callable[[Any, str], Any], where: str) -> Any:
+def _map_leaves(value: Any, change: Callable[[Any, str], Any], where: str) -> Any:
     """The same structure with every leaf changed; `where` is how code gets to it."""
     if isinstance(value, Mapping):
-        return with_items(value, [_mapped(value[key], change, f"{where}[{key!r}]") for key in value])
+        return replace_items(value, [_map_leaves(value[key], change, f"{where}[{key!r}]") for key in value])
     if isinstance(value, tuple | list):
         names = getattr(value, "_fields", None)
         places = [f".{name}" for name in names] if names else [f"[{index}]" for index in range(len(value))]
-        items = [_mapped(item, change, where + place) for item, place in zip(value, places, strict=True)]
-        return with_items(value, items)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type | _Position):
+        items = [_map_leaves(item, change, where + place) for item, place in zip(value, places, strict=True)]
+        return replace_items(value, items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | _TensorSlot):
         own = copy.copy(value)
         for field in dataclasses.fields(value):
-            changed = _mapped(getattr(value, field.name), change, f"{where}.{field.name}")
+            changed = _map_leaves(getattr(value, field.name), change, f"{where}.{field.name}")
             object.__setattr__(own, field.name, changed)
         return own
     return change(value, where)
@@ -106,7 +106,7 @@ _ADVICE = phrase(
 )
 
 
-def _cannot_be_gathered(leaf: Any, where: str) -> ModelError:
+def _gather_error(leaf: Any, where: str) -> ModelError:
     shown = repr(leaf)
     return ModelError(
         phrase(
@@ -114,9 +114,9 @@ def _cannot_be_gathered(leaf: Any, where: str) -> ModelError:
             "several devices.",
             where=f"output{where}",
             kind=type(leaf).__name__,
-            shown=shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}...",
+            shown=shown if len(shown) <= _MAX_REPR_LENGTH else f"{shown[:_MAX_REPR_LENGTH]}...",
         ),
         path="strategy.parallel_loss",
         advice=_ADVICE,
-        cure={"strategy.parallel_loss": True},
+        changes={"strategy.parallel_loss": True},
     )

@@ -18,14 +18,14 @@ from torch.autograd.function import once_differentiable
 
 from rankdeck.base.errors import TrainingError
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.collectives.outputs import Shell, taken_apart
+from rankdeck.parallel.collectives.outputs import OutputStructure, flatten_output
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
 from rankdeck.parallel.collectives.replicate import Replicas
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
 
 T = TypeVar("T")
 
-HANDED_OVER = "_rankdeck_handed_over"
+SOLE_OWNER_ATTRIBUTE = "_rankdeck_handed_over"
 """Set on a gradient that nobody but its receiver will read."""
 
 
@@ -38,9 +38,9 @@ def parallel_apply(replicas: Replicas, inputs: Sequence[Any], threads: ReplicaTh
     Raises:
         ReplicaError: a replica raised, in the forward or, from there, in the backward.
     """
-    work = _ParallelWork(replicas, inputs, threads)
-    flat: tuple[Tensor, ...] = _ParallelApply.apply(work, *replicas.sent, *work.input_tensors)
-    return work.structured(flat)
+    work = _ParallelPass(replicas, inputs, threads)
+    flat: tuple[Tensor, ...] = _ParallelApply.apply(work, *replicas.flat_parameters, *work.input_tensors)
+    return work.unflatten(flat)
 
 
 class _Replica:
@@ -64,53 +64,53 @@ class _Replica:
         """The output tensors, flat and detached, and those among them that have no gradient."""
         # Inside an autograd function grad mode is off; the replica's own graph is made here.
         with torch.set_grad_enabled(self._with_grad):
-            outputs, self.shell = taken_apart(self._module(*self._arguments))
+            outputs, self.structure = flatten_output(self._module(*self._arguments))
             self._root: Tensor = _SeedFunction.apply(self._grads, *outputs)
         self._arguments = ()
         detached = [output.detach() for output in outputs]
         pairs = zip(outputs, detached, strict=True)
         return detached, [constant for output, constant in pairs if not output.requires_grad]
 
-    def take_over(self, grads: Sequence[Tensor | None]) -> None:
+    def set_output_gradients(self, grads: Sequence[Tensor | None]) -> None:
         """The gradients of the outputs, which are nobody else's from here on."""
-        self._grads += [_taken_over(grad) for grad in grads]
+        self._grads += [_take_ownership(grad) for grad in grads]
 
     def backward(self) -> None:
         if self._root.requires_grad and any(grad is not None for grad in self._grads):
             self._root.backward()
 
 
-class _ParallelWork:
+class _ParallelPass:
     """The replicas' forwards of one step, kept for their backwards."""
 
     def __init__(self, replicas: Replicas, inputs: Sequence[Any], threads: ReplicaThreads) -> None:
         self._threads = threads
         self._training = replicas.modules[0].training
-        self._in_turn = False
+        self._is_sequential = False
         rows = zip(replicas.modules, replicas.leaves, inputs, strict=True)
         self._replicas = [_Replica(*row) for row in rows]
         self.input_tensors = [given for replica in self._replicas for given, _ in replica.inputs]
-        self._shells: list[Shell] = []
+        self._structures: list[OutputStructure] = []
         self._num_outputs: list[int] = []
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
         """All replicas' output tensors and those among them that have no gradient."""
         jobs = [replica.forward for replica in self._replicas]
-        results, self._in_turn = self._threads.run_forwards(jobs, training=self._training)
-        self._shells = [replica.shell for replica in self._replicas]
+        results, self._is_sequential = self._threads.run_forwards(jobs, training=self._training)
+        self._structures = [replica.structure for replica in self._replicas]
         self._num_outputs = [len(own) for own, _ in results]
         outputs = [output for own, _ in results for output in own]
         return outputs, [output for _, constant in results for output in constant]
 
-    def _by_replica(self, flat: Sequence[T]) -> Iterator[Sequence[T]]:
+    def _split_by_replica(self, flat: Sequence[T]) -> Iterator[Sequence[T]]:
         start = 0
         for num in self._num_outputs:
             yield flat[start : start + num]
             start += num
 
-    def structured(self, flat: Sequence[Tensor]) -> list[Any]:
-        pairs = zip(self._shells, self._by_replica(flat), strict=True)
-        return [shell.filled(own) for shell, own in pairs]
+    def unflatten(self, flat: Sequence[Tensor]) -> list[Any]:
+        pairs = zip(self._structures, self._split_by_replica(flat), strict=True)
+        return [shell.unflatten(own) for shell, own in pairs]
 
     def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of all replicas' parameters, flat as `sent`, then those of the inputs."""
@@ -120,15 +120,15 @@ class _ParallelWork:
                 phrase("The backward ran a second time through the same replicas."),
                 advice=phrase("Call backward once per forward; retain_graph has no effect across replicas."),
             )
-        for replica, own in zip(replicas, self._by_replica(grads), strict=True):
-            replica.take_over(own)
+        for replica, own in zip(replicas, self._split_by_replica(grads), strict=True):
+            replica.set_output_gradients(own)
         self._threads.end_lead_phase()
-        run = self._threads.run_in_turn if self._in_turn else self._threads.run
+        run = self._threads.run_sequentially if self._is_sequential else self._threads.run
         run([replica.backward for replica in replicas], "backward")
-        self._threads.begin_lead_phase("reduce")
+        self._threads.start_lead_phase("reduce")
         parameters = [leaf for replica in replicas for leaf in replica.parameters]
         ledger = self._threads.devices.ledger
-        if ledger.is_following:
+        if ledger.is_tracking:
             ledger.relabel([leaf.grad for leaf in parameters if leaf.grad is not None], "gradients")
         leaves = [*parameters, *(leaf for replica in replicas for _, leaf in replica.inputs)]
         computed = [leaf.grad for leaf in leaves]
@@ -156,20 +156,20 @@ class _SeedFunction(torch.autograd.Function):
         return None, *grads
 
 
-def _taken_over(grad: Tensor | None) -> Tensor | None:
+def _take_ownership(grad: Tensor | None) -> Tensor | None:
     """The gradient, and nobody else's: autograd holds its arguments to the end, so gather's are left
     empty."""
     if grad is None:
         return None
     own = grad.detach()
-    if getattr(grad, HANDED_OVER, False):
+    if getattr(grad, SOLE_OWNER_ATTRIBUTE, False):
         grad.data = torch.empty(0, dtype=grad.dtype)
     return own
 
 
 class _ParallelApply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, work: _ParallelWork, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, work: _ParallelPass, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.work = work
         ctx.set_materialize_grads(False)
         outputs, constant = work.forward()

@@ -53,7 +53,7 @@ class ReplicaError(TrainingError):
             message,
             advice=known.advice or phrase("The first traceback says where in the model."),
             path=known.path,
-            cure=known.cure,
+            changes=known.cure,
         )
         self.replica = replica
 
@@ -74,7 +74,7 @@ class ReplicaThreads:
         """CPU seconds that each device has computed so far. Not the helpers of torch's own thread pool."""
         self.random_states: list[Tensor | None] = [None] * devices.num_devices
         """Device 0 draws from the process's generator (None); the others get theirs with their first draw."""
-        self._draws: dict[bool, bool] = {}
+        self._draws_random: dict[bool, bool] = {}
         self._has_drawn = False
         self._lock = threading.Lock()
         share = max(1, torch.get_num_threads() // devices.num_devices)
@@ -104,7 +104,7 @@ class ReplicaThreads:
         wait(futures)
         return [_result(device, future) for device, future in enumerate(futures)]
 
-    def run_in_turn(self, jobs: Sequence[Callable[[], T]], phase: str) -> list[T]:
+    def run_sequentially(self, jobs: Sequence[Callable[[], T]], phase: str) -> list[T]:
         """Run job i on device i, one after another, each drawing from its device's random state.
 
         Raises:
@@ -112,7 +112,7 @@ class ReplicaThreads:
         """
         results = []
         for device, job in enumerate(jobs):
-            with self._random_state_of(device):
+            with self._use_random_state(device):
                 results.append(_result(device, self._submit(device, job, phase)))
         return results
 
@@ -123,17 +123,17 @@ class ReplicaThreads:
         checkpointing draws again there.
         """
         self._has_drawn = False
-        in_turn = self.devices.ledger.is_following
-        if in_turn or self._draws.get(training, True):
-            results = self.run_in_turn(jobs, "forward")
+        in_turn = self.devices.ledger.is_tracking
+        if in_turn or self._draws_random.get(training, True):
+            results = self.run_sequentially(jobs, "forward")
         else:
-            with self._noticing_draws():
+            with self._detect_draws():
                 results = self.run(jobs, "forward")
-        self._draws[training] = self._has_drawn or self._draws.get(training, False)
-        return results, in_turn or self._draws[training]
+        self._draws_random[training] = self._has_drawn or self._draws_random.get(training, False)
+        return results, in_turn or self._draws_random[training]
 
     @contextmanager
-    def busy_on(self, device: int) -> Iterator[None]:
+    def count_busy(self, device: int) -> Iterator[None]:
         """Count the calling thread's CPU time as `device`'s: the loss and the optimizer of device 0, say."""
         started_s = time.thread_time()
         try:
@@ -143,7 +143,7 @@ class ReplicaThreads:
                 self.busy_s[device] += time.thread_time() - started_s
 
     @contextmanager
-    def moving(self, name: str) -> Iterator[None]:
+    def transfer_phase(self, name: str) -> Iterator[None]:
         """A phase of device 0 in which bytes cross between devices; they are counted."""
         with self.spans.phase(0, name) as mark:
             before = sum(self.devices.moved_bytes.values())
@@ -151,7 +151,7 @@ class ReplicaThreads:
             if mark is not None:
                 mark.num_bytes = sum(self.devices.moved_bytes.values()) - before or None
 
-    def begin_lead_phase(self, name: str) -> None:
+    def start_lead_phase(self, name: str) -> None:
         """Device 0 is in a phase of the calling thread, until `end_lead_phase` somewhere inside autograd."""
         self.lead_phase = self.spans.start(0, name)
 
@@ -160,19 +160,19 @@ class ReplicaThreads:
         self.lead_phase = None
 
     def _submit(self, device: int, job: Callable[[], T], phase: str) -> Future[T]:
-        enter = _settings_of_this_thread()
+        enter = _capture_thread_settings()
 
         def work() -> T:
-            with self.busy_on(device), ExitStack() as stack:
+            with self.count_busy(device), ExitStack() as stack:
                 enter(stack)
-                stack.enter_context(self.devices.ledger.on(device))
+                stack.enter_context(self.devices.ledger.on_device(device))
                 stack.enter_context(self.spans.phase(device, phase))
                 return job()
 
         return self._threads[device].submit(work)
 
     @contextmanager
-    def _noticing_draws(self) -> Iterator[None]:
+    def _detect_draws(self) -> Iterator[None]:
         with self.devices.ledger.paused():
             before = torch.get_rng_state()
         yield
@@ -180,16 +180,16 @@ class ReplicaThreads:
             self._has_drawn = self._has_drawn or not _is_same_state(before, torch.get_rng_state())
 
     @contextmanager
-    def _random_state_of(self, device: int) -> Iterator[None]:
+    def _use_random_state(self, device: int) -> Iterator[None]:
         """The process's generator stands at the device's state, and goes back to its own afterwards."""
         if device == 0:
-            with self._noticing_draws():
+            with self._detect_draws():
                 yield
             return
         with self.devices.ledger.paused():
             of_process = torch.get_rng_state()
             own = self.random_states[device]
-            before = _first_state(device) if own is None else own
+            before = _initial_random_state(device) if own is None else own
             torch.set_rng_state(before)
         try:
             yield
@@ -209,19 +209,19 @@ def _is_same_state(first: Tensor, second: Tensor) -> bool:
     )
 
 
-def _first_state(device: int) -> Tensor:
+def _initial_random_state(device: int) -> Tensor:
     seed = (torch.initial_seed() + device * _STREAM_STRIDE) & _SEED_MASK
     return torch.Generator().manual_seed(seed).get_state()
 
 
-def _settings_of_this_thread() -> Callable[[ExitStack], None]:
+def _capture_thread_settings() -> Callable[[ExitStack], None]:
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     cache = torch.is_autocast_cache_enabled()
     mode = top_mode()
 
     def enter(stack: ExitStack) -> None:
-        following = mode.in_another_thread() if isinstance(mode, DispatchMode) else None
+        following = mode.worker_mode() if isinstance(mode, DispatchMode) else None
         if following is not None:
             stack.enter_context(following)
         stack.enter_context(torch.inference_mode(inference))

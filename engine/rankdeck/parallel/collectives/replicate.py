@@ -20,9 +20,9 @@ from torch.autograd.function import once_differentiable
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.memory.virtual import VirtualDevices
-from rankdeck.parallel.collectives.buckets import buckets_of, flatten, unflatten
-from rankdeck.torch_compat.modules import note_weight, own_children, shallow_copy
+from rankdeck.parallel.collectives.buckets import assign_buckets, flatten, unflatten
 from rankdeck.torch_compat.modules import own_buffers as own_buffers_of
+from rankdeck.torch_compat.modules import own_children, record_weight, shallow_copy
 from rankdeck.torch_compat.modules import own_parameters as own_parameters_of
 
 BUCKET_BYTES = 10 * 2**20
@@ -32,12 +32,13 @@ BUCKET_BYTES = 10 * 2**20
 class Replicas:
     """Copies of one module, one per device, whose parameters are leaves of their own.
 
-    `sent` are the tensors by which autograd knows the parameters of replica r, flat: sent[r * P + p].
+    `flat_parameters` are the tensors by which autograd knows the parameters of replica r, flat: sent[r * P +
+    p].
     """
 
     modules: list[nn.Module]
     leaves: list[list[Tensor]]
-    sent: tuple[Tensor, ...]
+    flat_parameters: tuple[Tensor, ...]
 
 
 def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> Replicas:
@@ -78,7 +79,7 @@ def _clone(
                     continue
                 # By setattr, because RNNs keep a list of their weights up to date in it.
                 setattr(clone, name, own_parameters[parameter_place[parameter]])
-                note_weight(clone, name, own_parameters[parameter_place[parameter]])
+                record_weight(clone, name, own_parameters[parameter_place[parameter]])
             for name, buffer in own_buffers_of(child).items():
                 own_buffers_of(clone)[name] = None if buffer is None else own_buffers[buffer_place[buffer]]
         roots.append(clones[0])
@@ -119,7 +120,7 @@ def _broadcast(
     copies = [list(tensors) for _ in range(num_replicas)]
     if num_replicas == 1:
         return copies
-    for bucket in buckets_of(tensors, BUCKET_BYTES):
+    for bucket in assign_buckets(tensors, BUCKET_BYTES):
         group = [tensors[index] for index in bucket]
         with devices.ledger.phase("communication"):
             flat = flatten(group)
@@ -150,12 +151,12 @@ def reduce_to_first(grads: Sequence[Sequence[Tensor | None]], devices: VirtualDe
     summed: list[Tensor | None] = [None] * len(grads[0])
     present = [p for p in range(len(summed)) if any(own[p] is not None for own in grads)]
     likes = [next(own[p] for own in grads if own[p] is not None) for p in present]
-    for bucket in buckets_of([like for like in likes if like is not None], BUCKET_BYTES):
+    for bucket in assign_buckets([like for like in likes if like is not None], BUCKET_BYTES):
         places = [present[index] for index in bucket]
         shapes = [like for like in (likes[index] for index in bucket) if like is not None]
-        total = _bucket_on(0, [grads[0][p] for p in places], shapes, devices)
+        total = _flatten_on_device(0, [grads[0][p] for p in places], shapes, devices)
         for device in range(1, len(grads)):
-            flat = _bucket_on(device, [grads[device][p] for p in places], shapes, devices)
+            flat = _flatten_on_device(device, [grads[device][p] for p in places], shapes, devices)
             moved = devices.copy(flat, device, 0, "communication")
             # In place only into what was copied here: device 0's own gradients may be others' too.
             total = moved.add_(total) if device == 1 else total.add_(moved)
@@ -165,9 +166,9 @@ def reduce_to_first(grads: Sequence[Sequence[Tensor | None]], devices: VirtualDe
     return summed
 
 
-def _bucket_on(
+def _flatten_on_device(
     device: int, grads: Sequence[Tensor | None], likes: Sequence[Tensor], devices: VirtualDevices
 ) -> Tensor:
-    with devices.ledger.on(device), devices.ledger.phase("communication"):
+    with devices.ledger.on_device(device), devices.ledger.phase("communication"):
         pairs = zip(grads, likes, strict=True)
         return flatten([torch.zeros(like.shape, dtype=like.dtype) if g is None else g for g, like in pairs])

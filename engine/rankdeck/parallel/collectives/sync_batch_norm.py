@@ -31,12 +31,12 @@ def convert_batch_norms(module: nn.Module, *, on_cpu: bool) -> nn.Module:
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         return converted
     for child in module.modules():
-        if isinstance(child, BatchNorm) and not isinstance(child, _AcrossRanks | nn.SyncBatchNorm):
-            child.__class__ = _across_ranks(type(child))  # type: ignore[assignment, arg-type]  # classes hash
+        if isinstance(child, BatchNorm) and not isinstance(child, _SyncBatchNorm | nn.SyncBatchNorm):
+            child.__class__ = _sync_class(type(child))  # type: ignore[assignment, arg-type]  # classes hash
     return module
 
 
-class _AcrossRanks(nn.Module):
+class _SyncBatchNorm(nn.Module):
     """Placed before a batch norm's own class: only its forward in training is another."""
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -48,9 +48,9 @@ class _AcrossRanks(nn.Module):
         check_batch_norm_input(norm, inputs)
         values = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
         normalised, mean, variance, count = _Normalise.apply(values, norm.eps)
-        update_running(norm, mean, variance, count)
+        update_running_statistics(norm, mean, variance, count)
         if norm.affine:
-            shape = _per_channel(values)
+            shape = _channel_shape(values)
             weight, bias = norm.weight.to(values.dtype), norm.bias.to(values.dtype)
             normalised = normalised * weight.view(shape) + bias.view(shape)
         scaled: Tensor = normalised.to(inputs.dtype)
@@ -58,8 +58,8 @@ class _AcrossRanks(nn.Module):
 
 
 @functools.cache
-def _across_ranks(norm_class: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Sync{norm_class.__name__}", (_AcrossRanks, norm_class), {})
+def _sync_class(norm_class: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Sync{norm_class.__name__}", (_SyncBatchNorm, norm_class), {})
 
 
 class _Normalise(torch.autograd.Function):
@@ -67,11 +67,11 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        dims, shape = _all_but_channels(inputs), _per_channel(inputs)
+        dims, shape = _reduction_dims(inputs), _channel_shape(inputs)
         own_count = inputs.numel() // inputs.shape[1]
         own_mean = inputs.mean(dims)
         own_squares = (inputs - own_mean.view(shape)).square_().sum(dims)
-        mean, variance, count = _of_all(own_mean, own_squares, own_count)
+        mean, variance, count = _global_statistics(own_mean, own_squares, own_count)
         inverse_std = torch.rsqrt(variance + eps)
         normalised = (inputs - mean.view(shape)).mul_(inverse_std.view(shape))
         ctx.save_for_backward(normalised, inverse_std, count)
@@ -83,7 +83,7 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0]
         normalised, inverse_std, count = ctx.saved_tensors
-        dims, shape = _all_but_channels(grad), _per_channel(grad)
+        dims, shape = _reduction_dims(grad), _channel_shape(grad)
         sums = torch.stack([grad.sum(dims), (grad * normalised).sum(dims)])
         dist.all_reduce(sums)
         mean_grad, mean_product = (sums / count).unbind(0)
@@ -91,7 +91,7 @@ class _Normalise(torch.autograd.Function):
         return centred * inverse_std.view(shape), None
 
 
-def _of_all(mean: Tensor, squares: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def _global_statistics(mean: Tensor, squares: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and biased variance (C,) over all ranks, and the count () behind them, from each rank's own."""
     own = torch.cat([mean, squares, mean.new_tensor([count])])
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
@@ -105,7 +105,7 @@ def _of_all(mean: Tensor, squares: Tensor, count: int) -> tuple[Tensor, Tensor, 
     return joint, variance, total
 
 
-def update_running(norm: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+def update_running_statistics(norm: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
     """As nn.BatchNorm does: the unbiased variance, by momentum or as the mean of all batches so far."""
     if not norm.track_running_stats or norm.running_mean is None:
         return
@@ -120,10 +120,10 @@ def update_running(norm: Any, mean: Tensor, variance: Tensor, count: Tensor) -> 
         norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share or 0.0)
 
 
-def _all_but_channels(tensor: Tensor) -> list[int]:
+def _reduction_dims(tensor: Tensor) -> list[int]:
     return [dim for dim in range(tensor.ndim) if dim != 1]
 
 
-def _per_channel(tensor: Tensor) -> list[int]:
+def _channel_shape(tensor: Tensor) -> list[int]:
     """The shape in which (C,) stands beside (B, C, ...)."""
     return [1, -1, *[1] * (tensor.ndim - 2)]

@@ -3,7 +3,7 @@
 Each block is a group of its own: its weights are gathered before its forward and let go after it. What lies
 in no block (embeddings, head) is the root's group, which stays gathered from forward to backward. A block
 whose weight is tied to something outside, or read there, belongs to the root's group. Read
-blank.py before.
+meta_init.py before.
 
 Source: torch.distributed.fsdp.fully_shard; Rajbhandari et al., "ZeRO" (2020), stage 3.
 """
@@ -25,27 +25,28 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.overrides import TorchFunctionMode
 
 from rankdeck.models.base import repeated_blocks
-from rankdeck.parallel.collectives.broadcast import from_rank_0
-from rankdeck.parallel.nested import call, each_tensor, tensors_of
+from rankdeck.parallel.collectives.broadcast import run_on_rank_0
+from rankdeck.parallel.pytree import call_model, map_tensors, tensor_leaves
 from rankdeck.torch_compat.dtensors import is_dtensor
-from rankdeck.torch_compat.marks import WeightMarks, marks_of
 from rankdeck.torch_compat.modules import BatchNorm, make_contiguous, own_parameters
+from rankdeck.torch_compat.weight_metadata import WeightMetadata, weight_metadata
 
-HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+BF16_POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 """Weights are gathered in half the bytes; each rank's slice and the sums of gradients stay fp32."""
 
-_Marked = tuple[nn.Module, str, WeightMarks]
+_OwnedMetadata = tuple[nn.Module, str, WeightMetadata]
 """A weight's owner, its name there, and its marks."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How weights are cut over `mesh`: `reshard` lets a block go between its forward and its backward, and
-    `half` gathers in 16 bits. `inputs` is a small batch, to see which blocks can be groups of their own."""
+    """How weights are cut over `mesh`: `reshard_after_forward` lets a block go between its forward and its
+    backward, and `is_bf16` gathers in 16 bits. `inputs` is a small batch, to see which blocks can be groups
+    of their own."""
 
     mesh: DeviceMesh
-    reshard: bool = True
-    half: bool = False
+    reshard_after_forward: bool = True
+    is_bf16: bool = False
     inputs: Any = None
 
     def shard(
@@ -55,39 +56,43 @@ class Sharding:
 
         `prepare(part)` is called before a part is cut (see BlankModel.fill).
         """
-        policy = HALF if self.half else MixedPrecisionPolicy()
+        policy = BF16_POLICY if self.is_bf16 else MixedPrecisionPolicy()
         whole: list[nn.Parameter] = []
-        blocks = _blocks_apart(model)
-        reached = [] if self.inputs is None else read_outside(model, blocks, self.inputs)
+        blocks = _untied_blocks(model)
+        reached = [] if self.inputs is None else blocks_read_outside(model, blocks, self.inputs)
         for block in [block for block in blocks if block not in reached]:
             prepare(block)
             self._shard_norms(block)
-            whole += self._cut(block, mp_policy=policy, reshard_after_forward=self.reshard)
+            whole += self._shard_part(
+                block, mp_policy=policy, reshard_after_forward=self.reshard_after_forward
+            )
         prepare(model)
         self._shard_norms(model)
-        whole += self._cut(model, mp_policy=policy)
+        whole += self._shard_part(model, mp_policy=policy)
         for module in sharded_modules(model):
             # A sum needs no division: torch's mean would need the loss to be scaled up first.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         return whole
 
-    def _cut(self, part: nn.Module, **options: Any) -> list[nn.Parameter]:
+    def _shard_part(self, part: nn.Module, **options: Any) -> list[nn.Parameter]:
         """Cut the weights of a part's own group; returns those that stay whole."""
-        whole, marks = _prepared(part)
+        whole, marks = _prepare_part(part)
         fully_shard(part, mesh=self.mesh, ignored_params=set(whole), **options)
-        _put_marks(part, marks)
+        _restore_metadata(part, marks)
         return whole
 
     def _shard_norms(self, part: nn.Module) -> None:
-        """Batch norms are groups of their own under `half`: their weights stay fp32, as their statistics."""
-        for module in list(part.modules()) if self.half else ():
+        """Batch norms are groups of their own under `is_bf16`: their weights stay fp32, as their
+        statistics."""
+        for module in list(part.modules()) if self.is_bf16 else ():
             is_cut = isinstance(module, FSDPModule)
             if isinstance(module, BatchNorm) and module.affine and not is_cut and module is not part:
-                self._cut(module)
+                self._shard_part(module)
 
-    def sent_bytes_per_step(self, model: nn.Module, *, parts: int, backend: str) -> int:
-        """What one rank sends for weights and gradients in one step of `parts` forwards and backwards.
+    def sent_bytes_per_step(self, model: nn.Module, *, num_microsteps: int, backend: str) -> int:
+        """What one rank sends for weights and gradients in one step of `num_microsteps` forwards and
+        backwards.
 
         Gathering P bytes costs (n-1)/n x P, twice a part for a block that lets go in between. Gradients are
         scattered once: (n-1)/n x G by NCCL, 2(n-1)/n x G by gloo, which all-reduces them and drops the rest.
@@ -95,36 +100,38 @@ class Sharding:
         num_ranks, scatter_factor = self.mesh.size(), 2 if backend == "gloo" else 1
         total = 0.0
         for module in [module for module in model.modules() if isinstance(module, FSDPModule)]:
-            num_gathers = 2 if module is not model and self.reshard else 1
-            travels_as_half = self.half and not isinstance(module, BatchNorm)
-            for parameter in filter(is_dtensor, (weight for _, _, weight in _own_weights(module))):
+            num_gathers = 2 if module is not model and self.reshard_after_forward else 1
+            travels_as_half = self.is_bf16 and not isinstance(module, BatchNorm)
+            for parameter in filter(is_dtensor, (weight for _, _, weight in _group_weights(module))):
                 numel = _padded_numel(parameter, num_ranks)
                 gathered = 2 if travels_as_half else parameter.element_size()
-                total += parts * num_gathers * numel * gathered
+                total += num_microsteps * num_gathers * numel * gathered
                 total += scatter_factor * numel * parameter.element_size() if parameter.requires_grad else 0
         return round((num_ranks - 1) / num_ranks * total)
 
 
-def _prepared(part: nn.Module) -> tuple[list[nn.Parameter], list[_Marked]]:
+def _prepare_part(part: nn.Module) -> tuple[list[nn.Parameter], list[_OwnedMetadata]]:
     """Which weights of a part's own group stay whole, and the marks of the others. None is referred to that
     will be cut: it would live beside its slices."""
-    own = list(_own_weights(part))
-    whole = _uncut_weights([weight for _, _, weight in own])
+    own = list(_group_weights(part))
+    whole = _unshardable_weights([weight for _, _, weight in own])
     make_contiguous(weight for _, _, weight in own)
-    marks = [(module, name, marks_of(weight)) for module, name, weight in own if weight not in set(whole)]
+    marks = [
+        (module, name, weight_metadata(weight)) for module, name, weight in own if weight not in set(whole)
+    ]
     return whole, [marked for marked in marks if marked[2]]
 
 
-def _put_marks(part: nn.Module, marks: Sequence[_Marked]) -> None:
+def _restore_metadata(part: nn.Module, marks: Sequence[_OwnedMetadata]) -> None:
     """Give slices what their weights were marked with, and gathered weights the gradient hooks as well."""
     if not marks:
         return
     assert isinstance(part, FSDPModule)
     for module, name, of_weight in marks:
-        WeightMarks(of_weight.attributes).put_on(module.get_parameter(name))
+        WeightMetadata(of_weight.attributes).copy_to(module.get_parameter(name))
     part.unshard()  # its Parameters are made now, and used from step to step
     for module, name, of_weight in marks:
-        of_weight.put_on(module.get_parameter(name))
+        of_weight.copy_to(module.get_parameter(name))
     part.reshard()
 
 
@@ -139,21 +146,21 @@ def reshard_blocks(model: nn.Module) -> None:
         module.reshard()
 
 
-def _blocks_apart(model: nn.Module) -> list[nn.Module]:
+def _untied_blocks(model: nn.Module) -> list[nn.Module]:
     """Blocks that share no weight with the rest of the model."""
-    uses = _num_uses(model)
+    uses = _count_uses(model)
     blocks = [block for block in repeated_blocks(model) if block is not model]
-    inside = [(block, _num_uses(block)) for block in blocks]
+    inside = [(block, _count_uses(block)) for block in blocks]
     return [block for block, own in inside if own and all(uses[weight] == own[weight] for weight in own)]
 
 
-def _num_uses(model: nn.Module) -> Counter[nn.Parameter]:
+def _count_uses(model: nn.Module) -> Counter[nn.Parameter]:
     """How many modules hold each weight."""
     tables = (own_parameters(module) for module in model.modules())
     return Counter(parameter for table in tables for parameter in table.values() if parameter is not None)
 
 
-def _uncut_weights(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+def _unshardable_weights(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Those of a group that cannot be cut: scalars, empty and complex ones, and what is trained in another
     dtype than most of the group, which travels in one."""
     sizes: Counter[torch.dtype] = Counter()
@@ -171,7 +178,7 @@ def _uncut_weights(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     ]
 
 
-def _own_weights(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+def _group_weights(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
     """Those of a group, each once with an owner and its name there: of the module and what is inside it, up
     to the next group."""
     seen: set[nn.Parameter] = set()
@@ -199,29 +206,29 @@ def _padded_numel(parameter: nn.Parameter, num_ranks: int) -> int:
 # memory; what that cannot follow (code that asks for values) fails in the first step.
 
 
-def read_outside(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> list[nn.Module]:
+def blocks_read_outside(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> list[nn.Module]:
     """The blocks whose weights are read while their forward does not run, with a small batch of inputs.
 
     All ranks of a run call this together: what rank 0 finds holds for all.
     """
-    found = from_rank_0(lambda: _find(model, blocks, inputs)) or ()
+    found = run_on_rank_0(lambda: _find_reads(model, blocks, inputs)) or ()
     return [block for index, block in enumerate(blocks) if index in found]
 
 
-def _find(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> set[int]:
-    reads = _Reads()
+def _find_reads(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> set[int]:
+    reads = _ReadTracker()
     with contextlib.suppress(Exception), torch.no_grad():  # whatever a person's code cannot do without values
-        twin = _without_memory(model)
+        twin = _copy_on_meta(model)
         names = {module: name for name, module in model.named_modules()}
         for index, block in enumerate(blocks):
             reads.watch(twin.get_submodule(names[block]), index)
-        blank = each_tensor(inputs, lambda tensor: tensor.to("meta"))
+        blank = map_tensors(inputs, lambda tensor: tensor.to("meta"))
         with reads:
-            call(twin, blank)
-    return reads.outside
+            call_model(twin, blank)
+    return reads.read_outside
 
 
-def _without_memory(model: nn.Module) -> nn.Module:
+def _copy_on_meta(model: nn.Module) -> nn.Module:
     """A copy of the model whose tensors are all on "meta"."""
     kept = [value for module in model.modules() for value in vars(module).values()]
     plain = [value for value in kept if isinstance(value, Tensor)]
@@ -231,23 +238,23 @@ def _without_memory(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, blank)
 
 
-class _Reads(TorchFunctionMode):
+class _ReadTracker(TorchFunctionMode):
     """Notes which weights go into an operation while the forward of their block does not run."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.outside: set[int] = set()
+        self.read_outside: set[int] = set()
         self._owners: dict[Tensor, int] = {}
-        self._depths: dict[int, int] = {}
+        self._forward_depths: dict[int, int] = {}
 
     def watch(self, block: nn.Module, index: int) -> None:
         self._owners |= dict.fromkeys(block.parameters(), index)
-        self._depths[index] = 0
-        block.register_forward_pre_hook(lambda *_: self._step(index, 1), prepend=True)
-        block.register_forward_hook(lambda *_: self._step(index, -1))
+        self._forward_depths[index] = 0
+        block.register_forward_pre_hook(lambda *_: self._change_depth(index, 1), prepend=True)
+        block.register_forward_hook(lambda *_: self._change_depth(index, -1))
 
-    def _step(self, index: int, by: int) -> None:
-        self._depths[index] += by
+    def _change_depth(self, index: int, by: int) -> None:
+        self._forward_depths[index] += by
 
     def __torch_function__(
         self,
@@ -257,7 +264,7 @@ class _Reads(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if tensors_of(result):  # sizes, dtypes and devices are those of the whole
-            owners = {self._owners[value] for value in tensors_of((args, kwargs)) if value in self._owners}
-            self.outside |= {index for index in owners if not self._depths[index]}
+        if tensor_leaves(result):  # sizes, dtypes and devices are those of the whole
+            owners = {self._owners[value] for value in tensor_leaves((args, kwargs)) if value in self._owners}
+            self.read_outside |= {index for index in owners if not self._forward_depths[index]}
         return result

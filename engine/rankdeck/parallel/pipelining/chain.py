@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.nested import call
+from rankdeck.parallel.pytree import call_model
 
-Received = tuple[Tensor, ...] | None
+StageInputs = tuple[Tensor, ...] | None
 
 UNITS_ADVICE = phrase(
     "Give the model a method pipeline_units(), which returns its modules in order as (name, module)."
@@ -37,7 +37,7 @@ class Chain(ABC):
         self.names = list(names)
         self.owners: dict[int, int] = {}
         """Per buffer, by identity: the first unit whose forward leaves in it what the model's does."""
-        self.mark_blank: Callable[[Tensor, Iterable[str]], None] | None = None
+        self.on_placeholder: Callable[[Tensor, Iterable[str]], None] | None = None
         """Called with each tensor that stands for one that a stage lacks, and with the name of that."""
 
     def __len__(self) -> int:
@@ -45,9 +45,9 @@ class Chain(ABC):
 
     reads_inputs: ClassVar[bool] = True
     """Whether stages after the first look at the model's inputs."""
-    takes_any_batch: bool = True
+    accepts_any_batch: bool = True
     """Whether a stage runs for other batch sizes, and other sizes of samples, than those of the sample."""
-    runs_own_modules: ClassVar[bool] = False
+    uses_model_modules: ClassVar[bool] = False
     """Whether stages run the model's own modules, not copies of them over the same weights."""
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Chain(ABC):
         return (self.stage(index, index + 1) for index in range(len(self)))
 
     @abstractmethod
-    def only(self, starts: Sequence[int]) -> Chain:
+    def with_cuts(self, starts: Sequence[int]) -> Chain:
         """The model with fewer possible cuts: before the units `starts`, the first one not among them."""
 
     @cached_property
@@ -68,7 +68,7 @@ class Chain(ABC):
         return [list(unit.parameters()) for unit in self.units()]
 
 
-def handed_on(output: Any, unit: str) -> tuple[Tensor, ...]:
+def stage_outputs(output: Any, unit: str) -> tuple[Tensor, ...]:
     """A unit's output as it crosses a cut.
 
     Raises: ModelError when it is neither a tensor nor a tuple of tensors.
@@ -87,7 +87,7 @@ def handed_on(output: Any, unit: str) -> tuple[Tensor, ...]:
     )
 
 
-def received_from(output: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def detached_leaves(output: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """What a unit handed on, as the next one gets it: leaves of autograd, without their history."""
     return tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in output)
 
@@ -96,7 +96,7 @@ class UnitChain(Chain):
     """Units that are modules of the model, each fed what the one before returned."""
 
     reads_inputs = False
-    runs_own_modules = True
+    uses_model_modules = True
 
     def __init__(
         self, model: nn.Module, units: Sequence[tuple[str, nn.Module]], starts: Sequence[int] | None = None
@@ -110,7 +110,7 @@ class UnitChain(Chain):
         units = self._units[self._ends[start] : self._ends[end]]
         return UnitStage([name for name, _ in units], [unit for _, unit in units], is_last=end == len(self))
 
-    def only(self, starts: Sequence[int]) -> Chain:
+    def with_cuts(self, starts: Sequence[int]) -> Chain:
         return UnitChain(self.model, self._units, [self._ends[start] for start in starts])
 
 
@@ -123,11 +123,11 @@ class UnitStage(nn.Module):
         self.units = nn.ModuleList(units)
         self.is_last = is_last
 
-    def forward(self, received: Received, inputs: Any) -> Any:
+    def forward(self, received: StageInputs, inputs: Any) -> Any:
         passing: Any = inputs if received is None else received
         for index, unit in enumerate(self.units):
             # The first unit takes the model's inputs as the model does: a dict as keyword arguments.
             is_model_input = received is None and index == 0
             takes_apart = is_model_input or not isinstance(passing, dict)
-            passing = call(unit, passing) if takes_apart else unit(passing)
-        return passing if self.is_last else handed_on(passing, self.names[-1])
+            passing = call_model(unit, passing) if takes_apart else unit(passing)
+        return passing if self.is_last else stage_outputs(passing, self.names[-1])

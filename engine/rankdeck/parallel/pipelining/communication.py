@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankdeck.parallel.pipelining.chain import Received
-from rankdeck.parallel.pipelining.costs import Boundary, like
+from rankdeck.parallel.pipelining.chain import StageInputs
+from rankdeck.parallel.pipelining.costs import Boundary, with_shapes
 from rankdeck.parallel.pipelining.cutting import CutModel
-from rankdeck.parallel.tensor.gradients import whole
+from rankdeck.parallel.tensor.gradients import full_tensor
 from rankdeck.torch_compat.dtensors import local_part
-from rankdeck.torch_compat.modules import split_state
+from rankdeck.torch_compat.modules import split_state_dict
 
 
 class StageCommunication:
@@ -43,14 +43,14 @@ class StageCommunication:
         self.device = device
         self.group = group
         self.rank = dist.get_rank(group)
-        self.own = [stage for stage, rank in enumerate(rank_of) if rank == self.rank]
-        self._tied = self._groups_of_tied_weights(pipelines or [range(dist.get_world_size(group))])
+        self.local_stages = [stage for stage, rank in enumerate(rank_of) if rank == self.rank]
+        self._tied_names = self._make_tied_groups(pipelines or [range(dist.get_world_size(group))])
 
-    def own_modules(self) -> set[nn.Module]:
+    def local_modules(self) -> set[nn.Module]:
         """All modules of this rank's stages."""
-        return {module for stage in self.own for module in self.cut.stages[stage].modules()}
+        return {module for stage in self.local_stages for module in self.cut.stages[stage].modules()}
 
-    def _groups_of_tied_weights(self, pipelines: Sequence[Sequence[int]]) -> list[tuple[str, Any]]:
+    def _make_tied_groups(self, pipelines: Sequence[Sequence[int]]) -> list[tuple[str, Any]]:
         """Names of weights that other ranks hold too, each with the group of these ranks.
 
         All ranks of the run make all groups, in one order: a group that its members make among themselves is
@@ -75,13 +75,13 @@ class StageCommunication:
                 tied.append((names[id(parameter)], groups[ranks]))
         return tied
 
-    def tied(self) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
+    def tied_weights(self) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
         """Weights of this rank that other ranks hold too; looked up by name, since a hybrid replaces them."""
-        return [(self.cut.model.get_parameter(name), group) for name, group in self._tied]
+        return [(self.cut.model.get_parameter(name), group) for name, group in self._tied_names]
 
-    def owners(self) -> dict[nn.Parameter, int]:
+    def tied_weight_holders(self) -> dict[nn.Parameter, int]:
         """For each weight of this rank that other ranks hold too, how many hold it."""
-        return {parameter: group.size() for parameter, group in self.tied()}
+        return {parameter: group.size() for parameter, group in self.tied_weights()}
 
     def _global_rank(self, rank: int) -> int:
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
@@ -94,7 +94,7 @@ class StageCommunication:
     def sum_tied_gradients(self) -> None:
         """Stages that share a weight each found a part of its gradient; all of them get the sum. Where none
         found any, none gets one: optimizers leave such a weight alone."""
-        for parameter, group in self.tied():
+        for parameter, group in self.tied_weights():
             lacks = parameter.grad is None
             num_found = torch.tensor(float(not lacks), device=self.device)
             dist.all_reduce(num_found, group=group)
@@ -107,7 +107,7 @@ class StageCommunication:
     def tied_bytes(self) -> int:
         """Sent per step by this rank for tied weights, by the formula of an all-reduce."""
         total = 0.0
-        for parameter, group in self.tied():
+        for parameter, group in self.tied_weights():
             size = dist.get_world_size(group)
             total += 2 * (size - 1) / size * local_part(parameter).numel() * parameter.element_size()
         return round(total)
@@ -117,7 +117,7 @@ class StageCommunication:
         batches: Sequence[tuple[Any, int]],
         finish: Callable[[int, Any], None],
         *,
-        learns_shapes: bool = False,
+        learn_shapes: bool = False,
     ) -> None:
         """Forward of microbatches through all stages, each stage taking all of them before the next.
 
@@ -125,27 +125,29 @@ class StageCommunication:
         Where shapes are to be learned, each stage tells the next one what comes, and `cut.boundaries` becomes
         what this rank has seen: of batches in the size that the model was cut for.
         """
-        local: list[Received] = [None] * len(batches)
+        local: list[StageInputs] = [None] * len(batches)
         sending: list[tuple[dist.Work | None, Tensor]] = []
         last, boundaries = len(self.rank_of) - 1, self.cut.boundaries
-        for stage in self.own:
+        for stage in self.local_stages:
             before, after = stage - 1, stage + 1
             for index, (inputs, samples) in enumerate(batches):
                 received = local[index]
                 if stage and self.rank_of[before] != self.rank:
-                    if learns_shapes:
+                    if learn_shapes:
                         boundaries[stage] = self._receive_shapes(boundaries[stage], self.rank_of[before])
                     received = self.receive(boundaries[stage], samples, self.rank_of[before])
                 output = self.cut.stages[stage](received if stage else None, inputs)
-                if learns_shapes and stage != last:
-                    boundaries[after] = like(boundaries[after], output)
+                if learn_shapes and stage != last:
+                    boundaries[after] = with_shapes(boundaries[after], output)
                 if stage == last:
                     finish(index, output)
                 elif self.rank_of[after] == self.rank:
                     local[index] = output
                 else:
-                    if learns_shapes:
-                        sending += self.send([_sizes(boundaries[after], self.device)], self.rank_of[after])
+                    if learn_shapes:
+                        sending += self.send(
+                            [_boundary_sizes(boundaries[after], self.device)], self.rank_of[after]
+                        )
                     sending += self.send(output, self.rank_of[after])
         for work, _ in sending:
             if work is not None:
@@ -153,7 +155,7 @@ class StageCommunication:
 
     def _receive_shapes(self, known: Boundary, rank: int) -> Boundary:
         """Sizes change from batch to batch, the number of dims does not."""
-        sizes = _sizes(known, self.device)
+        sizes = _boundary_sizes(known, self.device)
         dist.recv(sizes, self._global_rank(rank), group=self.group)
         left = iter(sizes.tolist())
         return tuple(replace(one, shape=tuple(itertools.islice(left, len(one.shape)))) for one in known)
@@ -182,14 +184,14 @@ class StageCommunication:
 
     def gather_weights(self) -> dict[str, Tensor]:
         """All weights under the model's names, on the host of the group's rank 0; nothing on the others."""
-        own = split_state(self.cut.model)[0]
+        own = split_state_dict(self.cut.model)[0]
         gathered: dict[str, Tensor] = {}
         for weight in self.cut.weights:
             owner = self.rank_of[weight.stages[0]]
             if owner == self.rank == 0:
-                gathered[weight.name] = whole(own[weight.name])
+                gathered[weight.name] = full_tensor(own[weight.name])
             elif owner == self.rank:
-                dist.send(whole(own[weight.name]).contiguous(), self._global_rank(0), group=self.group)
+                dist.send(full_tensor(own[weight.name]).contiguous(), self._global_rank(0), group=self.group)
             elif self.rank == 0:
                 tensor = torch.empty(weight.shape, dtype=weight.dtype, device=self.device)
                 dist.recv(tensor, self._global_rank(owner), group=self.group)
@@ -197,6 +199,6 @@ class StageCommunication:
         return gathered
 
 
-def _sizes(boundary: Boundary, device: torch.device) -> Tensor:
+def _boundary_sizes(boundary: Boundary, device: torch.device) -> Tensor:
     """Of all dims of all tensors, one after another."""
     return torch.tensor([size for one in boundary for size in one.shape], dtype=torch.int64, device=device)

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.nested import each_tensor, first_samples
-from rankdeck.parallel.pipelining.chain import Chain, Received, received_from
+from rankdeck.parallel.pipelining.chain import Chain, StageInputs, detached_leaves
 from rankdeck.parallel.pipelining.probing import (
-    on_shapes,
-    on_trial,
-    results_of,
-    weights_behind,
-    without_effects,
+    graph_leaves,
+    output_tensors,
+    probe_model,
+    run_on_fake_tensors,
+    without_side_effects,
 )
+from rankdeck.parallel.pytree import first_samples, map_tensors
 from rankdeck.torch_compat.dispatch import storage_key
 
 _TIMED_RUNS = 3
@@ -40,20 +40,20 @@ class TensorShape:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    by_sample: bool = True
+    is_batched: bool = True
     """Whether its first dim is the batch."""
     has_gradient: bool = True
     """Whether the loss depends on it in a way that autograd follows."""
 
     @property
-    def goes_back(self) -> bool:
+    def returns_gradient(self) -> bool:
         """Whether a gradient comes back for it."""
         return self.dtype.is_floating_point and self.has_gradient
 
     def empty(self, device: torch.device | str, num_samples: int | None = None) -> Tensor:
         """A tensor like it on a device, for as many samples or another number of them."""
         shape = self.shape
-        if num_samples is not None and self.by_sample:
+        if num_samples is not None and self.is_batched:
             shape = (num_samples, *self.shape[1:])
         return torch.empty(shape, dtype=self.dtype, device=device)
 
@@ -61,14 +61,14 @@ class TensorShape:
 Boundary = tuple[TensorShape, ...]
 
 
-def like(boundary: Boundary, tensors: Sequence[Tensor]) -> Boundary:
+def with_shapes(boundary: Boundary, tensors: Sequence[Tensor]) -> Boundary:
     """The same boundary with the sizes of some tensors."""
     return tuple(
         replace(one, shape=tuple(tensor.shape)) for one, tensor in zip(boundary, tensors, strict=True)
     )
 
 
-def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
+def find_boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
     """What enters each unit, for a batch of `num_samples`; nothing enters the first.
 
     Raises: ModelError when the first tensor that enters a unit does not have the batch as its first dim.
@@ -77,7 +77,7 @@ def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
     def entering(inputs: Any) -> list[list[TensorShape]]:
         """Every tensor as if its first dim were the batch."""
         shapes: list[list[TensorShape]] = [[]]
-        passing: Received = None
+        passing: StageInputs = None
         for unit in itertools.islice(chain.units(), len(chain) - 1):
             passing = unit(passing, inputs)
             assert passing is not None
@@ -86,22 +86,22 @@ def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
 
     def run(inputs: Any) -> list[Boundary]:
         whole = entering(inputs)
-        has_more = chain.takes_any_batch and num_samples > 1 and any(len(tensors) > 1 for tensors in whole)
+        has_more = chain.accepts_any_batch and num_samples > 1 and any(len(tensors) > 1 for tensors in whole)
         # Which of several tensors are by sample shows when there is a sample less.
         less = entering(first_samples(inputs, num_samples - 1)) if has_more else whole
         wanted = num_samples - has_more
         return [
             tuple(
-                replace(one, by_sample=one.shape[:1] == (num_samples,) and other.shape[:1] == (wanted,))
+                replace(one, is_batched=one.shape[:1] == (num_samples,) and other.shape[:1] == (wanted,))
                 for one, other in zip(*tensors, strict=True)
             )
             for tensors in zip(whole, less, strict=True)
         ]
 
-    with without_effects(chain.model), torch.no_grad():
-        boundaries = on_shapes(run, inputs, chain.model)
+    with without_side_effects(chain.model), torch.no_grad():
+        boundaries = run_on_fake_tensors(run, inputs, chain.model)
     for name, boundary in zip(chain.names, boundaries, strict=True):
-        if boundary and chain.takes_any_batch and not boundary[0].by_sample:
+        if boundary and chain.accepts_any_batch and not boundary[0].is_batched:
             raise ModelError(
                 phrase(
                     "Unit {name} receives a tensor of shape {shape} for {num_samples} samples; "
@@ -116,7 +116,7 @@ def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
     return boundaries
 
 
-def with_gradients(
+def mark_gradients(
     boundaries: Sequence[Boundary], chain: Chain, inputs: Any, read: Callable[[Any], Sequence[Tensor]]
 ) -> list[Boundary]:
     """The same boundaries, knowing which tensors get no gradient: what they were made with has none on one
@@ -129,19 +129,19 @@ def with_gradients(
         output: Any = None
         for unit in chain.units():
             output = unit.train()(entered[-1] or None, inputs)
-            given.append(results_of(output))
-            entered.append(received_from(given[-1]))
-        reached = weights_behind(read(output))
+            given.append(output_tensors(output))
+            entered.append(detached_leaves(given[-1]))
+        reached = graph_leaves(read(output))
         found: list[list[bool]] = []
         for index in reversed(range(len(given))):
             goes_back = [id(leaf) in reached for leaf in entered[index]]
             made = given[index - 1] if index else ()
             found.append(goes_back)
-            reached = weights_behind([tensor for tensor, back in zip(made, goes_back, strict=True) if back])
+            reached = graph_leaves([tensor for tensor, back in zip(made, goes_back, strict=True) if back])
         return found[::-1]
 
-    with on_trial(chain.model, inputs, frozen=True):
-        found = on_shapes(run, inputs, chain.model)
+    with probe_model(chain.model, inputs, keep_frozen=True):
+        found = run_on_fake_tensors(run, inputs, chain.model)
     return [
         tuple(replace(one, has_gradient=back) for one, back in zip(*pair, strict=True))
         for pair in zip(boundaries, found, strict=True)
@@ -167,10 +167,10 @@ def parameter_costs(chain: Chain) -> list[float]:
 
 def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
     """Seconds of each unit's forward: the fastest of a few. One unit at a time is on the device."""
-    passing: Received = None
+    passing: StageInputs = None
     costs = []
-    inputs = each_tensor(inputs, lambda tensor: tensor.to(device))
-    with without_effects(chain.model), torch.no_grad():
+    inputs = map_tensors(inputs, lambda tensor: tensor.to(device))
+    with without_side_effects(chain.model), torch.no_grad():
         for unit in chain.units():
             home = next((p.device for p in unit.parameters()), torch.device("cpu"))
             output: Any = None
@@ -192,20 +192,20 @@ def activation_costs(chain: Chain, inputs: Any) -> list[float]:
     """Bytes that each unit's forward saves for backward; weights do not count."""
 
     def run(shapes: Any) -> list[float]:
-        passing: Received = None
+        passing: StageInputs = None
         costs = []
         for unit in chain.units():
             saved, output = _saved_bytes(unit, passing, shapes)
             costs.append(float(saved))
             if isinstance(output, tuple):
-                passing = received_from(output)
+                passing = detached_leaves(output)
         return costs
 
-    with without_effects(chain.model), torch.enable_grad():
-        return on_shapes(run, inputs, chain.model)
+    with without_side_effects(chain.model), torch.enable_grad():
+        return run_on_fake_tensors(run, inputs, chain.model)
 
 
-def _saved_bytes(unit: nn.Module, passing: Received, inputs: Any) -> tuple[int, Any]:
+def _saved_bytes(unit: nn.Module, passing: StageInputs, inputs: Any) -> tuple[int, Any]:
     own = {id(parameter) for parameter in unit.parameters()}
     saved: dict[int, int] = {}
 

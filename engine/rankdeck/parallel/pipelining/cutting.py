@@ -16,22 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankdeck.base.errors import ConfigError, ModelError, did_you_mean, one_of
+from rankdeck.base.errors import ConfigError, ModelError, did_you_mean, format_choices
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.catalog import CutOptions
 from rankdeck.parallel.backward import USE_DDP
-from rankdeck.parallel.collectives.broadcast import found_once
+from rankdeck.parallel.collectives.broadcast import run_on_rank_0_or_all
 from rankdeck.parallel.pipelining import costs
 from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, UnitChain
 from rankdeck.parallel.pipelining.costs import Boundary
-from rankdeck.parallel.pipelining.equality import GOES_BACK, Equality
-from rankdeck.parallel.pipelining.observed import ObservedChain, observe
-from rankdeck.parallel.pipelining.traced import trace
-from rankdeck.torch_compat.modules import own_buffers, own_children, own_tensors, split_state
+from rankdeck.parallel.pipelining.equality import USES_AUTOGRAD_GRAD, ChainComparison
+from rankdeck.parallel.pipelining.observed import ObservedChain, observe_units
+from rankdeck.parallel.pipelining.traced import trace_chain
+from rankdeck.torch_compat.modules import own_buffers, own_children, own_tensors, split_state_dict
 
 
 @dataclass(frozen=True)
-class Weight:
+class StageWeight:
     """One entry of the model's state dict: what it is, and the stages that hold it, the owner first."""
 
     name: str
@@ -47,7 +47,7 @@ class CutModel:
     def __init__(self, chain: Chain, cuts: list[int], boundaries: list[Boundary]) -> None:
         starts, ends = [0, *cuts], [*cuts, len(chain)]
         self.model = chain.model
-        self.takes_any_batch = chain.takes_any_batch
+        self.accepts_any_batch = chain.accepts_any_batch
         self.reads_inputs = chain.reads_inputs
         self.units = [chain.names[start:end] for start, end in zip(starts, ends, strict=True)]
         self.boundaries = [*(boundaries[start] for start in starts), ()]
@@ -56,8 +56,8 @@ class CutModel:
         self._copies: list[tuple[Any, Tensor]] = []
         self._holders = self._find_holders(chain.owners, ends)
         self.weights = [
-            Weight(name, tensor.shape, tensor.dtype, self._holders.get(id(tensor), (0,)))
-            for name, tensor in split_state(self.model)[0].items()
+            StageWeight(name, tensor.shape, tensor.dtype, self._holders.get(id(tensor), (0,)))
+            for name, tensor in split_state_dict(self.model)[0].items()
         ]
 
     def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
@@ -72,11 +72,11 @@ class CutModel:
             holders[buffer] = (owner, *others)
         return holders
 
-    def home(self, tensor: Tensor) -> int:
+    def owner_stage(self, tensor: Tensor) -> int:
         """The stage whose tensor is the model's; other stages that hold it have copies."""
         return self._holders.get(id(tensor), (0,))[0]
 
-    def separate_buffers(self, stages: Iterable[int]) -> None:
+    def copy_shared_buffers(self, stages: Iterable[int]) -> None:
         """Stages of one process count apart: of those that hold a buffer, the first keeps the model's."""
         together = list(stages)
         for index in together:
@@ -89,7 +89,7 @@ class CutModel:
                         self._copies.append((table[name], buffer))
 
     @torch.no_grad()
-    def renew_copies(self) -> None:
+    def refresh_copies(self) -> None:
         """At the start of a forward every stage has what the model's buffers hold."""
         for copy, buffer in self._copies:
             copy.copy_(buffer)
@@ -99,21 +99,21 @@ class CutModel:
         held = [(parameter, self._holders.get(id(parameter), (0,))) for parameter in self.model.parameters()]
         return [(parameter, stages) for parameter, stages in held if len(stages) > 1]
 
-    def held_by(self, stages: Iterable[int]) -> list[Tensor]:
+    def stage_tensors(self, stages: Iterable[int]) -> list[Tensor]:
         """Parameters and buffers that any of the stages needs, each once."""
         held = [tensor for stage in set(stages) for tensor in weights_and_buffers(self.stages[stage])]
-        held += self.unused_by(stages)
+        held += self.unused_tensors(stages)
         return list({id(tensor): tensor for tensor in held}.values())
 
-    def unused_by(self, stages: Iterable[int]) -> list[Tensor]:
-        """What of `held_by` no stage's units use. Ask before weights are replaced."""
+    def unused_tensors(self, stages: Iterable[int]) -> list[Tensor]:
+        """What of `stage_tensors` no stage's units use. Ask before weights are replaced."""
         if 0 not in stages:
             return []
         return [tensor for tensor in weights_and_buffers(self.model) if id(tensor) not in self._holders]
 
     def keep_only(self, stages: Iterable[int]) -> None:
         """Drop what other stages hold: the model stays a tree of the same names with holes in it."""
-        kept = {id(tensor) for tensor in self.held_by(stages)}
+        kept = {id(tensor) for tensor in self.stage_tensors(stages)}
         for module in self.model.modules():
             for tensors in own_tensors(module):
                 for name, tensor in tensors.items():
@@ -131,31 +131,31 @@ def cut_model(
     num_samples: int,
     *,
     device: torch.device,
-    known: dict[Hashable, Phrase | None] | None = None,
-    read: Callable[[Any], Sequence[Tensor]] | None = None,
+    known_differences: dict[Hashable, Phrase | None] | None = None,
+    read_outputs: Callable[[Any], Sequence[Tensor]] | None = None,
 ) -> CutModel:
     """The model in `num_stages` stages, cut as strategy.cuts or strategy.balance say.
 
-    `inputs` is a batch of `num_samples` as each stage will see it; `read` gives what the loss reads of
-    what the model returns for it, where gradients travel from stage to stage. `known` is as of equality.py.
-    All ranks of the run call this together.
+    `inputs` is a batch of `num_samples` as each stage will see it; `read_outputs` gives what the loss reads
+    of what the model returns for it, where gradients travel from stage to stage. `known_differences` is as of
+    equality.py. All ranks of the run call this together.
 
     Raises: ModelError, ConfigError.
     """
-    chain = find_chain(model, inputs, num_samples, known)
+    chain = find_chain(model, inputs, num_samples, known_differences)
     holds_weights = [bool(weights) for weights in chain.weights]  # an optimizer asks for one
     if options.cuts:
-        cuts = given_cuts(options.cuts, chain.names, num_stages, holds_weights)
+        cuts = resolve_cuts(options.cuts, chain.names, num_stages, holds_weights)
     else:
         # Times measured on one rank: every pipeline of a mesh must cut alike.
-        measured = found_once(lambda: costs.unit_costs(chain, options.balance, inputs, device))
+        measured = run_on_rank_0_or_all(lambda: costs.unit_costs(chain, options.balance, inputs, device))
         cuts = balanced_cuts(measured, num_stages, holds_weights)
 
     def boundaries() -> list[Boundary]:
-        found = costs.boundaries(chain, inputs, num_samples)
-        return found if read is None else costs.with_gradients(found, chain, inputs, read)
+        found = costs.find_boundaries(chain, inputs, num_samples)
+        return found if read_outputs is None else costs.mark_gradients(found, chain, inputs, read_outputs)
 
-    return CutModel(chain, cuts, found_once(boundaries))
+    return CutModel(chain, cuts, run_on_rank_0_or_all(boundaries))
 
 
 def weights_and_buffers(module: nn.Module) -> list[Tensor]:
@@ -174,7 +174,7 @@ def move_in_place(tensors: Iterable[Tensor], device: torch.device) -> None:
 # A cut is the index of the unit that it stands before. Balanced means that the most expensive stage is as
 # cheap as it can be, and then that the stages are as even as they can be.
 
-_SHOWN_UNITS = 12
+_MAX_SHOWN_UNITS = 12
 
 
 def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequence[bool]) -> list[int]:
@@ -183,8 +183,7 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
     Raises: ModelError when the units do not reach for that many stages.
     """
     num_units = len(costs)
-    total = [0.0]
-    weighted = [0]
+    total, weighted = [0.0], [0]
     for cost, holds in zip(costs, holds_weights, strict=True):
         total.append(total[-1] + cost)
         weighted.append(weighted[-1] + holds)
@@ -215,7 +214,7 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
     return list(stages[2][:-1])
 
 
-def given_cuts(
+def resolve_cuts(
     wanted: Sequence[str | int], names: Sequence[str], num_stages: int, holds_weights: Sequence[bool]
 ) -> list[int]:
     """The cuts that a person gives: each the name or the index of the unit that a stage begins with. A name
@@ -224,15 +223,15 @@ def given_cuts(
     Raises: ConfigError.
     """
     if len(wanted) != num_stages - 1:
-        raise _other_number(len(wanted), num_stages)
-    cuts = [_place(cut, names) for cut in wanted]
+        raise _cut_count_error(len(wanted), num_stages)
+    cuts = [_resolve_cut(cut, names) for cut in wanted]
     ends = [*cuts, len(names)]
     for start, end in zip([0, *cuts], ends, strict=True):
         if end <= start:
             raise ConfigError(
                 phrase("strategy.cuts = {wanted} leaves a stage without a unit.", wanted=list(wanted)),
                 path="strategy.cuts",
-                advice=phrase("Name units in the model's order: {names}.", names=_some(names)),
+                advice=phrase("Name units in the model's order: {names}.", names=_shorten_names(names)),
             )
         if not any(holds_weights[start:end]):
             raise ConfigError(
@@ -247,7 +246,7 @@ def given_cuts(
     return cuts
 
 
-def _other_number(num_cuts: int, num_stages: int) -> ConfigError:
+def _cut_count_error(num_cuts: int, num_stages: int) -> ConfigError:
     if num_cuts == 1:
         told = phrase(
             "strategy.cuts has 1 cut, which make 2 stages; there are {num_stages}.", num_stages=num_stages
@@ -266,35 +265,32 @@ def _other_number(num_cuts: int, num_stages: int) -> ConfigError:
     return ConfigError(told, path="strategy.cuts", advice=advice)
 
 
-def _place(cut: str | int, names: Sequence[str]) -> int:
+def _resolve_cut(cut: str | int, names: Sequence[str]) -> int:
     if isinstance(cut, str) and cut.lstrip("-").isdigit():
         cut = int(cut)
     if isinstance(cut, int):
         if 0 < cut < len(names):
             return cut
-        raise ConfigError(
-            phrase(
-                "strategy.cuts: there is no cut before unit {cut} of {num_units}.",
-                cut=cut,
-                num_units=len(names),
-            ),
-            path="strategy.cuts",
-            advice=phrase("Use 1 to {most}, or names: {names}.", most=len(names) - 1, names=_some(names)),
+        told = phrase(
+            "strategy.cuts: there is no cut before unit {cut} of {num_units}.", cut=cut, num_units=len(names)
         )
+        known = _shorten_names(names)
+        advice = phrase("Use 1 to {most}, or names: {names}.", most=len(names) - 1, names=known)
+        raise ConfigError(told, path="strategy.cuts", advice=advice)
     for index, name in enumerate(names):
         if index and (name == cut or name.startswith(cut + ".")):
             return index
     raise ConfigError(
         phrase('strategy.cuts: the model has no unit "{cut}" that a stage could begin with.', cut=cut),
         path="strategy.cuts",
-        advice=did_you_mean(cut, names) or phrase("Its units: {names}.", names=_some(names)),
+        advice=did_you_mean(cut, names) or phrase("Its units: {names}.", names=_shorten_names(names)),
     )
 
 
-def _some(names: Sequence[str]) -> str:
-    if len(names) <= _SHOWN_UNITS:
-        return one_of(names)
-    return f"{', '.join(names[: _SHOWN_UNITS - 1])}, ... {names[-1]}"
+def _shorten_names(names: Sequence[str]) -> str:
+    if len(names) <= _MAX_SHOWN_UNITS:
+        return format_choices(names)
+    return f"{', '.join(names[: _MAX_SHOWN_UNITS - 1])}, ... {names[-1]}"
 
 
 # Where a model's units come from, in this order:
@@ -316,24 +312,24 @@ def find_chain(
 
     Raises: ModelError when the model cannot be cut.
     """
-    equality = Equality(model, inputs, known)
+    equality = ChainComparison(model, inputs, known)
     own = getattr(model, "pipeline_units", None)
     if callable(own):
-        chain = UnitChain(model, _checked(own(), model))
+        chain = UnitChain(model, _validate_units(own(), model))
         if difference := equality.difference(chain):
-            raise _other_units(model, difference)
+            raise _units_error(model, difference)
         return chain
     if type(model).forward is nn.Sequential.forward:
-        row: Chain = UnitChain(model, list(_opened(model, "")))
+        row: Chain = UnitChain(model, list(_flatten_sequential(model, "")))
         difference = equality.difference(row)
-        return row if difference is None else _without_bad_cuts(row, equality, difference)
-    observed = observe(model, inputs)
+        return row if difference is None else _drop_bad_cuts(row, equality, difference)
+    observed = observe_units(model, inputs)
     row = ObservedChain(model, observed, num_samples, inputs)
     difference = equality.difference(row) if len(row) > 1 else None
     if len(row) > 1 and difference is None:
         return row
     try:
-        traced = trace(model, inputs, [unit.name for unit in observed.units[1:]])
+        traced = trace_chain(model, inputs, [unit.name for unit in observed.units[1:]])
     except ModelError:
         if difference is None:
             raise
@@ -341,16 +337,16 @@ def find_chain(
         if (other := equality.difference(traced)) is None:
             return traced
         difference = difference or other
-    return _without_bad_cuts(row, equality, difference)
+    return _drop_bad_cuts(row, equality, difference)
 
 
-def _without_bad_cuts(chain: Chain, equality: Equality, difference: Phrase) -> Chain:
+def _drop_bad_cuts(chain: Chain, equality: ChainComparison, difference: Phrase) -> Chain:
     """The chain with those of its cuts that change nothing.
 
     Raises: ModelError when there are none; `difference` is what all cuts together change.
     """
-    starts = [start for start in range(1, len(chain)) if equality.difference(chain.only([start])) is None]
-    if starts and equality.difference(left := chain.only(starts)) is None:
+    starts = [at for at in range(1, len(chain)) if equality.difference(chain.with_cuts([at])) is None]
+    if starts and equality.difference(left := chain.with_cuts(starts)) is None:
         return left
     raise ModelError(
         phrase(
@@ -359,11 +355,11 @@ def _without_bad_cuts(chain: Chain, equality: Equality, difference: Phrase) -> C
             difference=difference,
         ),
         path="strategy.use",
-        advice=USE_DDP if difference == GOES_BACK else UNITS_ADVICE,
+        advice=USE_DDP if difference == USES_AUTOGRAD_GRAD else UNITS_ADVICE,
     )
 
 
-def _other_units(model: nn.Module, difference: Phrase) -> ModelError:
+def _units_error(model: nn.Module, difference: Phrase) -> ModelError:
     return ModelError(
         phrase(
             "{model}.pipeline_units() does not compute what the model's forward does: {difference}.",
@@ -377,7 +373,7 @@ def _other_units(model: nn.Module, difference: Phrase) -> ModelError:
     )
 
 
-def _checked(units: Any, model: nn.Module) -> list[tuple[str, nn.Module]]:
+def _validate_units(units: Any, model: nn.Module) -> list[tuple[str, nn.Module]]:
     is_list = isinstance(units, list) and all(isinstance(unit, tuple) and len(unit) == 2 for unit in units)
     if units and is_list and all(isinstance(unit, nn.Module) for _, unit in units):
         return [(str(name), unit) for name, unit in units]
@@ -390,11 +386,11 @@ def _checked(units: Any, model: nn.Module) -> list[tuple[str, nn.Module]]:
     )
 
 
-def _opened(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+def _flatten_sequential(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     for name, child in own_children(module).items():  # one that runs twice stands there twice
         if child is None:
             continue
         if type(child).forward is nn.Sequential.forward and len(list(child.children())):
-            yield from _opened(child, f"{prefix}{name}.")
+            yield from _flatten_sequential(child, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", child

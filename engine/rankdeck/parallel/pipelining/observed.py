@@ -32,55 +32,67 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError, RankdeckError
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.nested import call, each_tensor, tensors_of
-from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, Received, received_from
-from rankdeck.parallel.pipelining.probing import on_shapes, on_trial, results_of, same_weights, weights_behind
-from rankdeck.parallel.pipelining.watching import Returned, Seen, UnitWatch, crossing, returned_tensors
+from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, StageInputs, detached_leaves
+from rankdeck.parallel.pipelining.probing import (
+    copy_sharing_weights,
+    graph_leaves,
+    output_tensors,
+    probe_model,
+    run_on_fake_tensors,
+)
+from rankdeck.parallel.pipelining.unit_recorder import (
+    ObservedUnit,
+    ReturnedTensor,
+    UnitRecorder,
+    boundary_values,
+    returned_tensors,
+)
+from rankdeck.parallel.pytree import call_model, map_tensors, tensor_leaves
 from rankdeck.torch_compat.dispatch import Kwargs
 from rankdeck.torch_compat.modules import own_tensors
 
 _LISTS = (nn.ModuleList, nn.Sequential)
 
 
-class _HandOn(Exception):  # noqa: N818 - it ends a stage's forward and is no error
+class _StageEnd(Exception):  # noqa: N818 - it ends a stage's forward and is no error
     pass
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedUnits:
     """The modules that may be units: those that ran once in training, in that order, and those that did not
     run at all."""
 
-    units: Sequence[Seen]
-    idle: Sequence[str]
+    units: Sequence[ObservedUnit]
+    unused: Sequence[str]
 
 
-def observe(model: nn.Module, inputs: Any) -> Observed:
+def observe_units(model: nn.Module, inputs: Any) -> ObservedUnits:
     """Watch one forward in training."""
 
-    def run(shapes: Any) -> Observed:
-        watched, watch = same_weights(model).train(), UnitWatch()
+    def run(shapes: Any) -> ObservedUnits:
+        watched, watch = copy_sharing_weights(model).train(), UnitRecorder()
         names = []
-        for name, unit in _open(watched, ""):
+        for name, unit in _iter_candidates(watched, ""):
             names.append(name)
             unit.register_forward_pre_hook(functools.partial(watch.enter, name), with_kwargs=True)
             unit.register_forward_hook(functools.partial(watch.leave, name))
-        units = watch.seen(call(watched, shapes))
-        return Observed(units, [name for name in names if name not in watch.ran()])
+        units = watch.observed_units(call_model(watched, shapes))
+        return ObservedUnits(units, [name for name in names if name not in watch.called_names()])
 
-    with on_trial(model, inputs):
-        return on_shapes(run, inputs, model)
+    with probe_model(model, inputs):
+        return run_on_fake_tensors(run, inputs, model)
 
 
-def _open(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+def _iter_candidates(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     """Modules that may be units, by name. A module is opened when it is the model, a list, or no item of a
     list itself and holds a list further down."""
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         in_list = isinstance(module, _LISTS)
         if type(child) in _LISTS or (not in_list and _holds_list(child)):
-            yield from _open(child, f"{path}.")
-        elif any(True for _ in child.parameters()) or _is_plain(child):
+            yield from _iter_candidates(child, f"{path}.")
+        elif any(True for _ in child.parameters()) or _is_plain_torch_module(child):
             yield path, child
 
 
@@ -88,7 +100,7 @@ def _holds_list(module: nn.Module) -> bool:
     return any(isinstance(inner, _LISTS) and len(inner) > 1 for inner in module.modules())
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain_torch_module(module: nn.Module) -> bool:
     """Without weights, torch's own modules (pooling, dropout, activations) hand a tensor on; anything else
     may serve several units (rotary positions), so that every stage keeps it."""
     return type(module).__module__.startswith("torch.nn.")
@@ -97,7 +109,7 @@ def _is_plain(module: nn.Module) -> bool:
 class ObservedChain(Chain):
     """Units are groups of modules that ran between two possible cuts; a group is named by its first."""
 
-    def __init__(self, model: nn.Module, observed: Observed, num_samples: int, inputs: Any) -> None:
+    def __init__(self, model: nn.Module, observed: ObservedUnits, num_samples: int, inputs: Any) -> None:
         units = observed.units
         self._starts = [index for index, unit in enumerate(units) if unit.can_cut or not index]
         super().__init__(model, [units[start].name for start in self._starts])
@@ -113,17 +125,17 @@ class ObservedChain(Chain):
             used: list[set[int]] = [set() for _ in self.names]
             units = [self._stage(index, index + 1, None) for index in range(len(self))]
             for training in (True, False):
-                received: Received = None
+                received: StageInputs = None
                 for unit, weights in zip(units, used, strict=True):
                     with contextlib.suppress(Exception):  # such a cut will be found not to be one
-                        results = results_of(unit.train(training)(received, inputs))
-                        weights |= weights_behind(results)
+                        results = output_tensors(unit.train(training)(received, inputs))
+                        weights |= graph_leaves(results)
                         # Clones: autograd lets no unit change a leaf in place.
-                        received = tuple(tensor.clone() for tensor in received_from(results))
+                        received = tuple(tensor.clone() for tensor in detached_leaves(results))
             return used
 
-        with on_trial(self.model, self._inputs):
-            return on_shapes(run, self._inputs, self.model)
+        with probe_model(self.model, self._inputs):
+            return run_on_fake_tensors(run, self._inputs, self.model)
 
     def stage(self, start: int, end: int) -> nn.Module:
         return self._stage(start, end, set[int]().union(*self._used[start:end]))
@@ -133,13 +145,13 @@ class ObservedChain(Chain):
         stage = _ObservedStage(
             self.model, self._observed.units, ends[start], ends[end], self._num_samples, self._inputs
         )
-        stage.mark_blank = self.mark_blank
+        stage.on_placeholder = self.on_placeholder
         if used is not None:
-            stage.refuse(self._observed.idle, used)
+            stage.refuse_unused(self._observed.unused, used)
             stage.keep_only(used)
         return stage
 
-    def only(self, starts: Sequence[int]) -> Chain:
+    def with_cuts(self, starts: Sequence[int]) -> Chain:
         wanted = {self._starts[start] for start in starts}
         units = [replace(unit, can_cut=index in wanted) for index, unit in enumerate(self._observed.units)]
         observed = replace(self._observed, units=units)
@@ -147,37 +159,45 @@ class ObservedChain(Chain):
 
 
 class _ObservedStage(nn.Module):
-    mark_blank: Callable[[Tensor, Iterable[str]], None] | None = None
+    on_placeholder: Callable[[Tensor, Iterable[str]], None] | None = None
 
     def __init__(
-        self, model: nn.Module, seen: Sequence[Seen], start: int, end: int, num_samples: int, inputs: Any
+        self,
+        model: nn.Module,
+        seen: Sequence[ObservedUnit],
+        start: int,
+        end: int,
+        num_samples: int,
+        inputs: Any,
     ) -> None:
         """`inputs` is the batch of `num_samples` with which the model was watched."""
         super().__init__()
-        self.model = same_weights(model)
+        self.model = copy_sharing_weights(model)
         self._num_samples = num_samples
-        self._enters, self._leaves = crossing(seen, start), crossing(seen, end)
+        self._input_values, self._output_values = boundary_values(seen, start), boundary_values(seen, end)
         self._shape = seen[start].arguments[0].shape if start else None
         self._received: dict[int, Tensor] = {}
-        self._watched_sizes = [tensor.shape for tensor in tensors_of(inputs)]
-        self._to_hand_on: dict[int, Tensor] = {}
+        self._observed_sizes = [tensor.shape for tensor in tensor_leaves(inputs)]
+        self._outputs: dict[int, Tensor] = {}
         self._units = [unit.name for unit in seen[start:end]]
-        self._elsewhere = [unit.name for unit in (*seen[:start], *seen[end:])]
+        self._other_units = [unit.name for unit in (*seen[:start], *seen[end:])]
         for unit in seen[:start]:
-            self._hollow(unit.name, functools.partial(self._stand_in, unit))
+            self._replace_forward(unit.name, functools.partial(self._return_placeholders, unit))
         for unit in seen[start:end]:
             module = self.model.get_submodule(unit.name)
-            module.register_forward_pre_hook(functools.partial(self._take, unit), with_kwargs=True)
-            module.register_forward_hook(functools.partial(self._keep, unit.returned))
+            module.register_forward_pre_hook(
+                functools.partial(self._substitute_arguments, unit), with_kwargs=True
+            )
+            module.register_forward_hook(functools.partial(self._record_outputs, unit.returned))
         for unit in seen[end:]:
-            self._hollow(unit.name, functools.partial(self._end, unit))
+            self._replace_forward(unit.name, functools.partial(self._end_stage, unit))
 
     def keep_only(self, used: set[int]) -> None:
         """The stage keeps its own units, the weights `used`, and the buffers of what is no unit: every stage
         runs the code around them. Everything else becomes blank: models ask for a weight's dtype.
         """
         own = {module for name in self._units for module in self.model.get_submodule(name).modules()}
-        other = {module for name in self._elsewhere for module in self.model.get_submodule(name).modules()}
+        other = {module for name in self._other_units for module in self.model.get_submodule(name).modules()}
         for path, module in self.model.named_modules():
             if module not in own:
                 tables = own_tensors(module) if module in other else own_tensors(module)[:1]
@@ -186,78 +206,84 @@ class _ObservedStage(nn.Module):
                         if tensor is not None and id(tensor) not in used:
                             del table[name]
                             own_name = f"{path}.{name}" if path else name
-                            blank = self._blank(own_name, tensor.shape, tensor.dtype, tensor.device)
+                            blank = self._make_placeholder(
+                                own_name, tensor.shape, tensor.dtype, tensor.device
+                            )
                             object.__setattr__(module, name, blank)
 
-    def refuse(self, idle: Sequence[str], used: set[int]) -> None:
+    def refuse_unused(self, idle: Sequence[str], used: set[int]) -> None:
         """Modules that did not run when the model was watched must not run now: the stage lacks them."""
         for name in idle:
             module = self.model.get_submodule(name)
             if not used.issuperset(map(id, module.parameters())):
                 module.forward = _refuse_module
 
-    def forward(self, received: Received, inputs: Any) -> Any:
-        self._received = dict(zip(self._enters, received or (), strict=True))
+    def forward(self, received: StageInputs, inputs: Any) -> Any:
+        self._received = dict(zip(self._input_values, received or (), strict=True))
         # What was received and is needed further on passes through.
-        self._to_hand_on = {value: self._received[value] for value in self._leaves if value in self._received}
+        self._outputs = {
+            value: self._received[value] for value in self._output_values if value in self._received
+        }
         try:
-            output = call(self.model, inputs)
-            if self._leaves:
-                raise _another_path()
+            output = call_model(self.model, inputs)
+            if self._output_values:
+                raise _other_modules_error()
             return output
-        except _HandOn:
-            if not self._to_hand_on.keys() >= set(self._leaves):
-                raise _another_path() from None
-            return tuple(self._to_hand_on[value] for value in self._leaves)
+        except _StageEnd:
+            if not self._outputs.keys() >= set(self._output_values):
+                raise _other_modules_error() from None
+            return tuple(self._outputs[value] for value in self._output_values)
         except (IndexError, ValueError, RuntimeError) as error:
             is_of_shapes = not isinstance(error, RankdeckError | torch.OutOfMemoryError)
             if not (is_of_shapes and self._has_other_sizes(inputs)):
                 raise
-            raise _other_shapes(error) from error
+            raise _other_shapes_error(error) from error
         finally:
-            self._received, self._to_hand_on = {}, {}
+            self._received, self._outputs = {}, {}
 
-    def _hollow(self, name: str, forward: Callable[..., Any]) -> None:
+    def _replace_forward(self, name: str, forward: Callable[..., Any]) -> None:
         """A unit of another stage: it keeps its structure, but neither a forward of its own nor hooks."""
         unit = self.model.get_submodule(name)
         kind: Any = type(unit)
-        unit.__class__ = _without_hooks(kind)
+        unit.__class__ = _class_without_hooks(kind)
         unit.forward = forward
 
-    def _take(
-        self, unit: Seen, _module: nn.Module | None, args: tuple[Any, ...], kwargs: Kwargs
+    def _substitute_arguments(
+        self, unit: ObservedUnit, _module: nn.Module | None, args: tuple[Any, ...], kwargs: Kwargs
     ) -> tuple[tuple[Any, ...], Kwargs]:
         """A unit's arguments, with what was received in its place; what is to be handed on is kept."""
         given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        for argument in [argument for argument in unit.arguments if argument.where is not None]:
-            if argument.value in self._received:
-                given[argument.where] = self._received[argument.value]
-            elif argument.value in self._leaves:
-                self._to_hand_on[argument.value] = given[argument.where]
+        for argument in [argument for argument in unit.arguments if argument.key is not None]:
+            if argument.value_id in self._received:
+                given[argument.key] = self._received[argument.value_id]
+            elif argument.value_id in self._output_values:
+                self._outputs[argument.value_id] = given[argument.key]
         return tuple(given[index] for index in range(len(args))), {name: given[name] for name in kwargs}
 
-    def _keep(self, returned: Any, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    def _record_outputs(self, returned: Any, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """What a unit of the stage returns, where a later stage is given it."""
-        for one, tensor in zip(returned_tensors(returned), tensors_of(output), strict=False):
-            if one.value in self._leaves:
-                self._to_hand_on.setdefault(one.value, tensor)
+        for one, tensor in zip(returned_tensors(returned), tensor_leaves(output), strict=False):
+            if one.value_id in self._output_values:
+                self._outputs.setdefault(one.value_id, tensor)
 
-    def _end(self, unit: Seen, *args: Any, **kwargs: Any) -> Any:
+    def _end_stage(self, unit: ObservedUnit, *args: Any, **kwargs: Any) -> Any:
         """The first unit after the stage: with its arguments everything is known that is handed on."""
-        self._take(unit, None, args, kwargs)
-        raise _HandOn
+        self._substitute_arguments(unit, None, args, kwargs)
+        raise _StageEnd
 
-    def _stand_in(self, unit: Seen, *_args: Any, **_kwargs: Any) -> Any:
+    def _return_placeholders(self, unit: ObservedUnit, *_args: Any, **_kwargs: Any) -> Any:
         """What a unit before the stage returns: what was received, else its shape only."""
-        return each_tensor(unit.returned, functools.partial(self._make, unit.name), Returned)
+        return map_tensors(unit.returned, functools.partial(self._make_output, unit.name), ReturnedTensor)
 
-    def _make(self, name: str, returned: Returned) -> Tensor:
-        if returned.value in self._received:
-            return self._received[returned.value]
-        first = self._received[self._enters[0]]
-        return self._blank(name, self._as_now(returned.shape, first.shape), returned.dtype, first.device)
+    def _make_output(self, name: str, returned: ReturnedTensor) -> Tensor:
+        if returned.value_id in self._received:
+            return self._received[returned.value_id]
+        first = self._received[self._input_values[0]]
+        return self._make_placeholder(
+            name, self._resize_shape(returned.shape, first.shape), returned.dtype, first.device
+        )
 
-    def _as_now(self, shape: torch.Size, now: torch.Size) -> torch.Size:
+    def _resize_shape(self, shape: torch.Size, now: torch.Size) -> torch.Size:
         """A shape of the watched batch in this one, from what the first tensor received was and is `now`."""
         assert self._shape is not None
         if shape == self._shape:
@@ -275,23 +301,25 @@ class _ObservedStage(nn.Module):
         """Whether a batch has other sizes than the watched one, in more than its number of samples."""
         return any(
             was[1:] != tensor.shape[1:] or (was[:1] != tensor.shape[:1] and was[0] != self._num_samples)
-            for was, tensor in zip(self._watched_sizes, tensors_of(inputs), strict=False)
+            for was, tensor in zip(self._observed_sizes, tensor_leaves(inputs), strict=False)
         )
 
-    def _blank(self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _make_placeholder(
+        self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
         """Zeros that take no memory. What is computed with them is dropped; should the model's code come to
         need them later, a gradient will flow to them."""
         blank = torch.zeros((), dtype=dtype, device=device).expand(shape)
         if dtype.is_floating_point:
             blank.requires_grad_()
             blank.register_hook(functools.partial(_refuse_gradient, name))
-        if self.mark_blank is not None:
-            self.mark_blank(blank, [name])
+        if self.on_placeholder is not None:
+            self.on_placeholder(blank, [name])
         return blank
 
 
 @functools.cache
-def _without_hooks(kind: Any) -> Any:
+def _class_without_hooks(kind: Any) -> Any:
     """The class, but a call runs the forward alone: what hooks would change is on another stage."""
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -308,7 +336,7 @@ def _refuse_gradient(name: str, _gradient: Tensor) -> None:
     )
 
 
-def _another_path() -> ModelError:
+def _other_modules_error() -> ModelError:
     return ModelError(
         phrase("The model runs other modules in this batch than in the one for which it was cut."),
         path="strategy.use",
@@ -316,7 +344,7 @@ def _another_path() -> ModelError:
     )
 
 
-def _other_shapes(error: Exception) -> ModelError:
+def _other_shapes_error(error: Exception) -> ModelError:
     return ModelError(
         phrase(
             "A stage cannot know the shapes of another one in a batch of other sizes than the one for which "
@@ -329,4 +357,4 @@ def _other_shapes(error: Exception) -> ModelError:
 
 
 def _refuse_module(*_args: Any, **_kwargs: Any) -> None:
-    raise _another_path()
+    raise _other_modules_error()

@@ -38,14 +38,14 @@ def one_forward_one_backward(
     previous: Neighbour,
     following: Neighbour,
     *,
-    num_ahead: int,
+    num_warmup: int,
     num_microbatches: int,
 ) -> None:
     """All microbatches of a batch through one rank's stage, forward and backward.
 
     `forward(microbatch, received)` gives what is handed on; `backward(microbatch, received, outputs,
     gradients)` adds up the gradients of the stage's weights and gives those of what was received. Stage s of
-    p runs `num_ahead` = p - 1 - s forwards ahead. Before the first stage and after the last one there is
+    p runs `num_warmup` = p - 1 - s forwards ahead. Before the first stage and after the last one there is
     nobody: nothing is received from there.
     """
     under_way: deque[tuple[int, Tensors, Tensors]] = deque()
@@ -58,19 +58,19 @@ def one_forward_one_backward(
     def backward_oldest(gradients: Tensors) -> Tensors:
         return backward(*under_way.popleft(), gradients)
 
-    num_ahead = min(num_ahead, num_microbatches)
-    for microbatch in range(num_ahead):
+    num_warmup = min(num_warmup, num_microbatches)
+    for microbatch in range(num_warmup):
         following.send(forward_next(microbatch, previous.receive()))
 
-    if num_ahead < num_microbatches:
+    if num_warmup < num_microbatches:
         received = previous.receive()
-        for microbatch in range(num_ahead, num_microbatches - 1):
+        for microbatch in range(num_warmup, num_microbatches - 1):
             gradients = following.exchange(forward_next(microbatch, received))
             received = previous.exchange(backward_oldest(gradients))
         gradients = following.exchange(forward_next(num_microbatches - 1, received))
         previous.send(backward_oldest(gradients))
 
-    for _ in range(num_ahead):
+    for _ in range(num_warmup):
         previous.send(backward_oldest(following.receive()))
 
 
@@ -113,9 +113,9 @@ class HandWrittenSchedule:
         self._traffic = traffic
         self._ledger = ledger
         stage, boundaries = runner.index, stages.cut.boundaries
-        gradients = tuple(shape for shape in boundaries[stage + 1] if shape.goes_back)
+        gradients = tuple(shape for shape in boundaries[stage + 1] if shape.returns_gradient)
         self._previous = Neighbour(functools.partial(self._exchange, stage - 1), boundaries[stage])
-        self._following = Neighbour(functools.partial(self._exchange, stage + 1), gradients)
+        self._next = Neighbour(functools.partial(self._exchange, stage + 1), gradients)
 
     def run(self) -> None:
         """All microbatches of the batch that the runner has started with."""
@@ -123,8 +123,8 @@ class HandWrittenSchedule:
             self._forward,
             self._backward,
             self._previous,
-            self._following,
-            num_ahead=self._peers.size - 1 - self._runner.index,
+            self._next,
+            num_warmup=self._peers.size - 1 - self._runner.index,
             num_microbatches=self._num_microbatches,
         )
 
@@ -142,11 +142,11 @@ class HandWrittenSchedule:
     def _forward(self, microbatch: int, received: Tensors) -> Tensors:
         runner = self._runner
         for tensor, shape in zip(received, self._stages.cut.boundaries[runner.index], strict=True):
-            tensor.requires_grad_(shape.goes_back)
+            tensor.requires_grad_(shape.returns_gradient)
         mark = self._traffic.spans.phase(0, "forward", stage=runner.index, microbatch=microbatch)
-        with runner.running(microbatch), mark:
+        with runner.run_microbatch(microbatch), mark:
             output = runner(*received)
-        self._traffic.forwarded()
+        self._traffic.count_forward()
         return (output,) if runner.is_last else output
 
     def _backward(self, microbatch: int, received: Tensors, outputs: Tensors, gradients: Tensors) -> Tensors:
@@ -158,13 +158,15 @@ class HandWrittenSchedule:
             module.set_requires_gradient_sync(is_last, recurse=False)
         leaving = self._stages.cut.boundaries[self._runner.index + 1]
         if leaving:
-            outputs = tuple(tensor for tensor, shape in zip(outputs, leaving, strict=True) if shape.goes_back)
+            outputs = tuple(
+                tensor for tensor, shape in zip(outputs, leaving, strict=True) if shape.returns_gradient
+            )
         known = gradients if leaving else (None,)
         pairs = [pair for pair in zip(outputs, known, strict=True) if pair[0].requires_grad]
         mark = self._traffic.spans.phase(0, "backward", stage=self._runner.index, microbatch=microbatch)
-        with self._runner.running(microbatch), mark:
+        with self._runner.run_microbatch(microbatch), mark:
             torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-        self._traffic.backwarded()
+        self._traffic.count_backward()
         leaves = [tensor for tensor in received if tensor.requires_grad]
         return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
 

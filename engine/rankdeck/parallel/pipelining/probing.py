@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rankdeck.parallel.backward import nodes_behind
-from rankdeck.parallel.nested import tensors_of
-from rankdeck.parallel.state.slots import keep_state
+from rankdeck.parallel.backward import iter_graph_nodes
+from rankdeck.parallel.pytree import tensor_leaves
+from rankdeck.parallel.state.slots import save_state
 from rankdeck.torch_compat.dispatch import (
     DispatchMode,
     Kwargs,
     OpOverload,
-    computed,
+    call_operation,
     storage_key,
     tree_leaves,
     tree_map,
@@ -30,15 +30,15 @@ from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 from rankdeck.torch_compat.modules import deep_copy
 
 T = TypeVar("T")
-_AT_ONCE = 100_000_000
+_MAX_CHEAP_WORK = 100_000_000
 """Weights times numbers that enter: some milliseconds of a CPU, where shapes take most of a second."""
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
+def preserve_model(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Weights, state and random numbers put back at the end. The function that it gives moves weights off
     their first values, always in the same way, and puts state back: no weight stays at zero or at one."""
-    put_state_back = keep_state(model)
+    put_state_back = save_state(model)
     tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
     kept = [tensor.detach().clone() for tensor in tensors]
 
@@ -61,22 +61,22 @@ def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
         random.setstate(python)
 
 
-class _Repeatable(DispatchMode):
+class _RepeatableRandomMode(DispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Kwargs | None = None
     ) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             torch.default_generator.manual_seed(0)  # torch.manual_seed takes milliseconds to note it for GPUs
-        return computed(func, args, kwargs)
+        return call_operation(func, args, kwargs)
 
 
-def repeatable() -> DispatchMode:
+def repeatable_random() -> DispatchMode:
     """Every operation that draws random numbers draws the same ones, in whatever order they are asked."""
-    return _Repeatable()
+    return _RepeatableRandomMode()
 
 
 @contextmanager
-def all_trainable(model: nn.Module) -> Iterator[None]:
+def grads_for_all(model: nn.Module) -> Iterator[None]:
     """Frozen weights take part in autograd too."""
     frozen = [
         weight for weight in model.parameters() if weight.is_floating_point() and not weight.requires_grad
@@ -92,10 +92,10 @@ def all_trainable(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def without_effects(model: nn.Module) -> Iterator[None]:
+def without_side_effects(model: nn.Module) -> Iterator[None]:
     """Eval mode, random numbers and state put back: batch norms count nothing, dropout draws nothing. A
     traced stage has a mode of its own, over the same buffers."""
-    put_state_back = keep_state(model)
+    put_state_back = save_state(model)
     modes = {module: module.training for module in model.modules()}
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.eval()
@@ -111,34 +111,36 @@ def without_effects(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def on_trial(model: nn.Module, inputs: Any, *, frozen: bool = False) -> Iterator[None]:
-    """As `without_effects`; a model that is not worked out on shapes gets its weights back too, which some
-    write in their first forward in training. Weights that are frozen take part in autograd, unless they are
-    to stay `frozen`."""
+def probe_model(model: nn.Module, inputs: Any, *, keep_frozen: bool = False) -> Iterator[None]:
+    """As `without_side_effects`; a model that is not worked out on shapes gets its weights back too, which
+    some write in their first forward in training. Weights that are frozen take part in autograd, unless they
+    are to stay `keep_frozen`."""
     with contextlib.ExitStack() as stack:
         if is_cheap(model, inputs):
-            stack.enter_context(unchanged(model))
-        stack.enter_context(without_effects(model))
-        stack.enter_context(torch.enable_grad() if frozen else all_trainable(model))
+            stack.enter_context(preserve_model(model))
+        stack.enter_context(without_side_effects(model))
+        stack.enter_context(torch.enable_grad() if keep_frozen else grads_for_all(model))
         yield
 
 
-def same_weights(model: nn.Module) -> nn.Module:
+def copy_sharing_weights(model: nn.Module) -> nn.Module:
     """A copy of all modules that shares every parameter and buffer."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
     shared.update((id(tensor), tensor) for tensor in model.buffers())
     return deep_copy(model, shared)
 
 
-def same_history(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+def have_same_history(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """Whether autograd would go back from both by the same operations to the same weights."""
     known: dict[Any, int] = {}
     numbers: dict[tuple[Any, ...], int] = {}
-    histories = [[_number(tensor, known, numbers) for tensor in tensors] for tensors in (some, others)]
+    histories = [
+        [_history_number(tensor, known, numbers) for tensor in tensors] for tensors in (some, others)
+    ]
     return histories[0] == histories[1]
 
 
-def _number(tensor: torch.Tensor, known: dict[Any, int], numbers: dict[tuple[Any, ...], int]) -> int:
+def _history_number(tensor: torch.Tensor, known: dict[Any, int], numbers: dict[tuple[Any, ...], int]) -> int:
     """One number for each history: equal where operation and givers are. Graphs are deeper than a call
     stack, so those that are not known yet wait in a list.
     """
@@ -159,29 +161,29 @@ def _number(tensor: torch.Tensor, known: dict[Any, int], numbers: dict[tuple[Any
     return known.get(root, -1)
 
 
-def weights_behind(tensors: Sequence[torch.Tensor]) -> set[int]:
+def graph_leaves(tensors: Sequence[torch.Tensor]) -> set[int]:
     """The leaves that autograd would give gradients from these tensors, by identity."""
     found = {id(tensor) for tensor in tensors if tensor.requires_grad and tensor.grad_fn is None}
-    for node in nodes_behind(tensor.grad_fn for tensor in tensors):
+    for node in iter_graph_nodes(tensor.grad_fn for tensor in tensors):
         if (weight := getattr(node, "variable", None)) is not None:
             found.add(id(weight))
     return found
 
 
-def results_of(outputs: Any) -> list[torch.Tensor]:
+def output_tensors(outputs: Any) -> list[torch.Tensor]:
     """Every tensor of what a model returns, the fields of an object included."""
     if isinstance(outputs, torch.Tensor | dict | tuple | list) or not hasattr(outputs, "__dict__"):
-        return tensors_of(outputs)
-    return tensors_of(vars(outputs))
+        return tensor_leaves(outputs)
+    return tensor_leaves(vars(outputs))
 
 
 def is_cheap(model: nn.Module, inputs: Any) -> bool:
     """Whether a forward takes some milliseconds of a CPU: less than working out its shapes."""
     num_weights = sum(parameter.numel() for parameter in model.parameters())
-    return num_weights * sum(tensor.numel() for tensor in tensors_of(inputs)) <= _AT_ONCE
+    return num_weights * sum(tensor.numel() for tensor in tensor_leaves(inputs)) <= _MAX_CHEAP_WORK
 
 
-def on_shapes(run: Callable[[Any], T], inputs: Any, model: nn.Module) -> T:
+def run_on_fake_tensors(run: Callable[[Any], T], inputs: Any, model: nn.Module) -> T:
     """`run(inputs)` of a model on tensors that have shapes only; on real ones where it asks for values, or
     where it computes them sooner than torch works out their shapes.
 
@@ -191,12 +193,12 @@ def on_shapes(run: Callable[[Any], T], inputs: Any, model: nn.Module) -> T:
         return run(inputs)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            return run(tree_map(lambda leaf: _faked(leaf, fake), inputs))
+            return run(tree_map(lambda leaf: _to_fake(leaf, fake), inputs))
     except Exception:  # a model's own code may raise anything where values are missing
         return run(inputs)
 
 
-def _faked(leaf: Any, fake: FakeTensorMode) -> Any:
+def _to_fake(leaf: Any, fake: FakeTensorMode) -> Any:
     return fake.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -208,20 +210,20 @@ def _faked(leaf: Any, fake: FakeTensorMode) -> Any:
 # operation hands the marks of its arguments on to its results.
 
 
-class Origins(DispatchMode):
+class TaintMode(DispatchMode):
     """While it is active, operations pass marks on. Marked storages live as long as this."""
 
     def __init__(self) -> None:
         super().__init__()
         self._marks: dict[int, frozenset[str]] = {}
-        self._alive: list[Tensor] = []
+        self._tensors: list[Tensor] = []
 
     def mark(self, tensor: Tensor, names: Iterable[str]) -> None:
         key = _key(tensor)
         self._marks[key] = self._marks.get(key, frozenset()).union(names)
-        self._alive.append(tensor.detach())
+        self._tensors.append(tensor.detach())
 
-    def of(self, tensors: Iterable[Tensor]) -> frozenset[str]:
+    def taints_of(self, tensors: Iterable[Tensor]) -> frozenset[str]:
         """The marks of everything that these tensors were computed from."""
         marks = [self._marks[key] for key in map(_key, tensors) if key in self._marks]
         return frozenset[str]().union(*marks)
@@ -229,9 +231,9 @@ class Origins(DispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Kwargs | None = None
     ) -> Any:
-        result = computed(func, args, kwargs)
+        result = call_operation(func, args, kwargs)
         if self._marks and not _reads_shapes_only(func):
-            names = self.of(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+            names = self.taints_of(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             if names:
                 for leaf in tree_leaves(result):
                     if isinstance(leaf, Tensor):

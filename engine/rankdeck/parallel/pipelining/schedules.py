@@ -15,26 +15,26 @@ from typing import Any
 
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from rankdeck.config.microbatches import stages_per_device
+from rankdeck.config.microbatches import STAGES_PER_DEVICE
 
-BY_HAND = "1f1b-by-hand"
+HAND_WRITTEN = "1f1b-by-hand"
 _TORCH_NAMES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
-    BY_HAND: "1F1B",
+    HAND_WRITTEN: "1F1B",
     "interleaved-1f1b": "Interleaved1F1B",
     "looped-bfs": "LoopedBFS",
     "interleaved-zero-bubble": "InterleavedZeroBubble",
     "zbv": "ZBVZeroBubble",
     "dualpipev": "DualPipeV",
 }
-_V_SHAPED = ("zbv", "dualpipev")
+_V_SCHEDULES = ("zbv", "dualpipev")
 
 
-def rank_of_stages(schedule: str, num_ranks: int) -> list[int]:
+def stage_ranks(schedule: str, num_ranks: int) -> list[int]:
     """Where each stage lives: around and around, or down and up again in a V."""
-    num_stages = num_ranks * stages_per_device[schedule]
-    if schedule in _V_SHAPED:
+    num_stages = num_ranks * STAGES_PER_DEVICE[schedule]
+    if schedule in _V_SCHEDULES:
         return [stage if stage < num_ranks else num_stages - 1 - stage for stage in range(num_stages)]
     return [stage % num_ranks for stage in range(num_stages)]
 
@@ -42,7 +42,7 @@ def rank_of_stages(schedule: str, num_ranks: int) -> list[int]:
 def make_schedule(schedule: str, stages: Sequence[Any], microbatches: int, loss: Any = None) -> Any:
     """torch's schedule over a rank's stages. Losses are sums, so gradients are not scaled."""
     schedule_class: Any = get_schedule_class(_TORCH_NAMES[schedule])
-    chosen = stages[0] if stages_per_device[schedule] == 1 else list(stages)
+    chosen = stages[0] if STAGES_PER_DEVICE[schedule] == 1 else list(stages)
     return schedule_class(chosen, n_microbatches=microbatches, loss_fn=loss, scale_grads=False)
 
 
@@ -52,5 +52,5 @@ def theory_bubble(num_ranks: int, microbatches: int, schedule: str = "gpipe") ->
     With v stages per rank a filling slot is v times shorter; zero-bubble schedules fill the rest with weight
     gradients, so that for them this is an upper bound.
     """
-    per_rank = stages_per_device[schedule]
+    per_rank = STAGES_PER_DEVICE[schedule]
     return (num_ranks - 1) / (per_rank * microbatches + num_ranks - 1)

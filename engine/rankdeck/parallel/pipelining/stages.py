@@ -23,22 +23,22 @@ from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.memory.ledger import AnyLedger
 from rankdeck.models.losses import Loss
-from rankdeck.parallel.backward import sums_of_first
-from rankdeck.parallel.collectives.sync_batch_norm import update_running
-from rankdeck.parallel.nested import tensors_of
+from rankdeck.parallel.backward import loss_of_valid
+from rankdeck.parallel.collectives.sync_batch_norm import update_running_statistics
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.costs import Boundary, TensorShape
 from rankdeck.parallel.pipelining.cutting import CutModel
-from rankdeck.parallel.pipelining.probing import results_of
+from rankdeck.parallel.pipelining.probing import output_tensors
 from rankdeck.parallel.pipelining.schedules import make_schedule
+from rankdeck.parallel.pytree import tensor_leaves
 from rankdeck.parallel.state.forward import ForwardState
-from rankdeck.parallel.state.over_ranks import Groups
+from rankdeck.parallel.state.rank_state import Groups
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.torch_compat.modules import BatchNorm, own_buffers
-from rankdeck.torch_compat.pipelining import Stage, raised_in_a_stage, receive_buffers, without_views
+from rankdeck.torch_compat.pipelining import Stage, clone_view, receive_buffers, unwrap_stage_errors
 
-_GRAPH_IS_GONE = "backward through the graph a second time"
-_NUMBER = torch.empty(1, dtype=torch.int64, device="meta")
+_FREED_GRAPH_TEXT = "backward through the graph a second time"
+_MICROBATCH_INDEX = torch.empty(1, dtype=torch.int64, device="meta")
 """What torch's first stage gets for a microbatch: its number."""
 
 
@@ -49,13 +49,13 @@ class Traffic:
         self.spans = spans
         self.sent_bytes = 0
         self.in_flight = 0
-        self.most_in_flight = 0
+        self.max_in_flight = 0
 
-    def forwarded(self) -> None:
+    def count_forward(self) -> None:
         self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
 
-    def backwarded(self) -> None:
+    def count_backward(self) -> None:
         self.in_flight -= 1
 
     def count_sent(self, tensors: Sequence[Tensor]) -> None:
@@ -83,28 +83,30 @@ class StageRunner(nn.Module):
         self.is_last = index == len(cut.stages) - 1
         self.microbatch = 0
         self.sums: list[tuple[Tensor, Any]] = []
-        self._statistics = WholeBatchStatistics(self.stage)
+        self._statistics = FullBatchStatistics(self.stage)
         self.state = ForwardState(self.stage, self._statistics.norms, ledger)
-        self._enters, self._leaves = cut.boundaries[index : index + 2]
+        self._input_shapes, self._output_shapes = cut.boundaries[index : index + 2]
         self._loss = loss
         self._autocast = autocast
         self._is_split = is_split
         self._inputs: list[Any] = []
         self._targets: list[Any] = []
-        self._valid: list[int | None] = []
+        self._valid_counts: list[int | None] = []
         self._scale: float | Tensor = 1.0
 
     def start(
         self, inputs: list[Any], targets: list[Any], valid: list[int | None], scale: float | Tensor
     ) -> None:
         """A new batch, cut into microbatches, of which the first `valid` samples count (None: all)."""
-        self._inputs, self._targets, self._valid, self._scale = inputs, targets, valid, scale
+        self._inputs, self._targets, self._valid_counts, self._scale = inputs, targets, valid, scale
         self.sums = []
 
-    def running(self, microbatch: int, *, counts: bool = True) -> contextlib.AbstractContextManager[None]:
+    def run_microbatch(
+        self, microbatch: int, *, updates_state: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
         """A forward or backward of a microbatch, which finds the state that its forward has left."""
         self.microbatch = self._statistics.microbatch = microbatch
-        return self.state.part(microbatch, counts=counts)
+        return self.state.chunk(microbatch, updates_state=updates_state)
 
     def finish(self, groups: Groups) -> None:
         """After the last backward: state of the whole batch. `groups` are pipelines with other samples."""
@@ -114,42 +116,43 @@ class StageRunner(nn.Module):
     def forward(self, *received: Tensor) -> Any:
         """The scaled loss (a tensor without dims) on the last stage, on the others what is handed on."""
         with self._autocast():
-            entered = None if self.is_first else tuple(map(entering, received, self._enters))
+            entered = None if self.is_first else tuple(map(prepare_input, received, self._input_shapes))
             output = self.stage(entered, self._inputs[self.microbatch])
             if self.is_last:
-                total, count = sums_of_first(
-                    self._loss, output, self._targets[self.microbatch], self._valid[self.microbatch]
+                total, count = loss_of_valid(
+                    self._loss, output, self._targets[self.microbatch], self._valid_counts[self.microbatch]
                 )
                 self.sums.append((total.detach(), count))
                 return total * self._scale
         left = [
-            leaving(tensor, shape).contiguous() for tensor, shape in zip(output, self._leaves, strict=True)
+            prepare_output(tensor, shape).contiguous()
+            for tensor, shape in zip(output, self._output_shapes, strict=True)
         ]
-        return tuple(map(without_views, left) if self._is_split else left)
+        return tuple(map(clone_view, left) if self._is_split else left)
 
 
-def entering(tensor: Tensor, shape: TensorShape) -> Tensor:
+def prepare_input(tensor: Tensor, shape: TensorShape) -> Tensor:
     """A tensor that a stage received, which autograd reports where it must not get a gradient."""
-    if shape.goes_back or not tensor.is_floating_point():
+    if shape.returns_gradient or not tensor.is_floating_point():
         return tensor
     tensor = tensor.detach().requires_grad_()
-    tensor.register_hook(lambda gradient: goes_back(shape, gradient) and None)
+    tensor.register_hook(lambda gradient: check_gradient(shape, gradient) and None)
     return tensor
 
 
-def leaving(tensor: Tensor, shape: TensorShape) -> Tensor:
+def prepare_output(tensor: Tensor, shape: TensorShape) -> Tensor:
     """A tensor as it leaves a stage. Where no gradient comes back, autograd forgets what it was made of."""
     tensor = tensor.to(shape.dtype)
-    return tensor if shape.goes_back else tensor.detach()
+    return tensor if shape.returns_gradient else tensor.detach()
 
 
-def goes_back(shape: TensorShape, gradient: Tensor | None) -> bool:
+def check_gradient(shape: TensorShape, gradient: Tensor | None) -> bool:
     """Whether a gradient of a tensor between two stages is sent.
 
     Raises: ModelError where it had none when the model was cut, and nobody waits for it.
     """
-    if gradient is None or shape.goes_back:
-        return shape.goes_back
+    if gradient is None or shape.returns_gradient:
+        return shape.returns_gradient
     raise ModelError(
         phrase("The loss depends on a tensor between two stages, and did not when the model was cut."),
         path="strategy.use",
@@ -157,14 +160,14 @@ def goes_back(shape: TensorShape, gradient: Tensor | None) -> bool:
     )
 
 
-def read_by(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
+def loss_inputs(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
     """What gradients start from. A person's own loss is not called, because it may count its calls: it is
     taken to read everything."""
-    if loss.inside:
-        return tensors_of(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)
+    if loss.is_in_model:
+        return tensor_leaves(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)
     return (
-        results_of(outputs)
-        if loss.correct is None and loss.name != "mse"
+        output_tensors(outputs)
+        if loss.count_correct is None and loss.name != "mse"
         else [loss.function(outputs, targets)[0]]
     )
 
@@ -186,14 +189,16 @@ class TorchSchedule:
         self._num_microbatches = num_microbatches
         loss = torch.empty((), dtype=dtype, device="meta")
         self._stages = [
-            _Stage(
+            _CountingStage(
                 traffic,
                 runner,
                 runner.index,
                 len(stages.rank_of),
                 stages.device,
-                input_args=((_NUMBER,) if runner.is_first else _static(boundaries[runner.index])),
-                output_args=_static(boundaries[runner.index + 1]) or (loss,),
+                input_args=(
+                    (_MICROBATCH_INDEX,) if runner.is_first else _meta_tensors(boundaries[runner.index])
+                ),
+                output_args=_meta_tensors(boundaries[runner.index + 1]) or (loss,),
                 group=stages.group,
             )
             for runner in runners
@@ -206,7 +211,7 @@ class TorchSchedule:
         numbers = torch.arange(self._num_microbatches)
         args = (numbers,) if any(runner.is_first for runner in self._runners) else ()
         target = numbers if any(runner.is_last for runner in self._runners) else None
-        with raised_in_a_stage():
+        with unwrap_stage_errors():
             self._schedule.step(*args, target=target, return_outputs=False)
 
     def buffers(self) -> list[Tensor]:
@@ -214,7 +219,7 @@ class TorchSchedule:
         return [tensor for stage in self._stages for tensor in receive_buffers(stage)]
 
 
-def _cannot_split_backward() -> ModelError:
+def _split_backward_error() -> ModelError:
     return ModelError(
         phrase(
             "The schedule goes back in two halves, first to the inputs of a stage and later to its weights, "
@@ -222,11 +227,11 @@ def _cannot_split_backward() -> ModelError:
         ),
         path="strategy.schedule",
         advice=phrase('Set strategy.schedule = "1f1b".'),
-        cure={"strategy.schedule": "1f1b"},
+        changes={"strategy.schedule": "1f1b"},
     )
 
 
-class _Stage(Stage):
+class _CountingStage(Stage):
     """torch's stage, which tells its runner the number of the microbatch and counts what it does."""
 
     def __init__(self, traffic: Traffic, *args: Any, **kwargs: Any) -> None:
@@ -234,9 +239,9 @@ class _Stage(Stage):
         self._traffic = traffic
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with self._running(fwd_chunk_id), self._phase("forward", fwd_chunk_id):
+        with self._run_microbatch(fwd_chunk_id), self._phase("forward", fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        self._traffic.forwarded()
+        self._traffic.count_forward()
         return output
 
     def backward_one_chunk(
@@ -244,42 +249,44 @@ class _Stage(Stage):
     ) -> Any:
         # Of a backward in two halves, which may each compute activations again, one counts.
         name = "backward" if full_backward else "backward-input"
-        with self._running(bwd_chunk_id, counts=full_backward), self._phase(name, bwd_chunk_id):
+        with self._run_microbatch(bwd_chunk_id, counts=full_backward), self._phase(name, bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if full_backward:
-            self._traffic.backwarded()
+            self._traffic.count_backward()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
-        with self._running(bwd_chunk_id), self._phase("backward-weight", bwd_chunk_id):
+        with self._run_microbatch(bwd_chunk_id), self._phase("backward-weight", bwd_chunk_id):
             try:
                 super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
             except RuntimeError as error:
-                if _GRAPH_IS_GONE not in str(error):
+                if _FREED_GRAPH_TEXT not in str(error):
                     raise
-                raise _cannot_split_backward() from error
-        self._traffic.backwarded()
+                raise _split_backward_error() from error
+        self._traffic.count_backward()
 
-    def _running(self, microbatch: int, *, counts: bool = True) -> contextlib.AbstractContextManager[None]:
+    def _run_microbatch(
+        self, microbatch: int, *, counts: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
         assert isinstance(self.submod, StageRunner)
-        return self.submod.running(microbatch, counts=counts)
+        return self.submod.run_microbatch(microbatch, updates_state=counts)
 
     def _phase(self, name: str, microbatch: int) -> contextlib.AbstractContextManager[object]:
         return self._traffic.spans.phase(0, name, stage=self.stage_index, microbatch=microbatch)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
+        return self._count_sends(super().get_fwd_send_ops(fwd_chunk_id))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
+        return self._count_sends(super().get_bwd_send_ops(bwd_chunk_id))
 
-    def _counted(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+    def _count_sends(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
         self._traffic.count_sent([op.tensor for op in ops])
         return ops
 
 
-def _static(boundary: Boundary) -> tuple[Tensor, ...]:
+def _meta_tensors(boundary: Boundary) -> tuple[Tensor, ...]:
     """A boundary as torch's stages want to know it: tensors without memory."""
-    return tuple(shape.empty("meta").requires_grad_(shape.goes_back) for shape in boundary)
+    return tuple(shape.empty("meta").requires_grad_(shape.returns_gradient) for shape in boundary)
 
 
 # Batch norms of a stage keep the running statistics of whole batches, as on one device, although they see a
@@ -295,7 +302,7 @@ def _static(boundary: Boundary) -> tuple[Tensor, ...]:
 
 
 @dataclass
-class _Statistics:
+class _Moments:
     """Of all microbatches until now: means and squared deviations (C,), and the count behind them."""
 
     mean: Tensor
@@ -311,62 +318,62 @@ class _Statistics:
         self.count = total
 
 
-class WholeBatchStatistics:
+class FullBatchStatistics:
     """Of the batch norms in a stage: they leave their running statistics alone until `update`."""
 
     def __init__(self, stage: nn.Module) -> None:
         self.microbatch = 0
         """That runs now, forward or backward."""
-        self._found: dict[tuple[Any, int], _Statistics] = {}
+        self._statistics: dict[tuple[Any, int], _Moments] = {}
         self._num_calls: Counter[tuple[nn.Module, int]] = Counter()
         """In each microbatch: a norm that is used twice counts its batch twice, as on one device."""
-        self._own: tuple[Tensor | None, ...] = ()
-        self._share = 1.0
+        self._saved_buffers: tuple[Tensor | None, ...] = ()
+        self._written_share = 1.0
         """Of a microbatch in what a norm writes."""
         self.norms = [module for module in stage.modules() if _is_norm(module)]
         for module in self.norms:
-            module.register_forward_pre_hook(self._lend)
-            module.register_forward_hook(self._take, with_kwargs=True)
+            module.register_forward_pre_hook(self._replace_buffers)
+            module.register_forward_hook(self._collect, with_kwargs=True)
 
-    def _lend(self, norm: Any, _: Any) -> None:
+    def _replace_buffers(self, norm: Any, _: Any) -> None:
         """Give the norm others to write into, with a momentum of 1 where it may be chosen: then they are its
         microbatch's own.
 
         Recomputed activations have been counted: there checkpointing takes num_batches_tracked away.
         """
-        self._own = ()
+        self._saved_buffers = ()
         if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
-            self._own = norm.running_mean, norm.running_var, norm.num_batches_tracked
+            self._saved_buffers = norm.running_mean, norm.running_var, norm.num_batches_tracked
             is_traced, own_momentum = isinstance(norm, InterpreterModule), norm.momentum
-            self._share = own_momentum if is_traced else 1.0
+            self._written_share = own_momentum if is_traced else 1.0
             self._momentum, norm.momentum = own_momentum, 1.0
             norm.running_mean = torch.zeros_like(norm.running_mean)
             norm.running_var = torch.zeros_like(norm.running_var)
             norm.num_batches_tracked = torch.zeros_like(norm.num_batches_tracked)
 
-    def _take(self, norm: Any, args: Any, kwargs: Any, _: Any) -> None:
-        if not self._own:
+    def _collect(self, norm: Any, args: Any, kwargs: Any, _: Any) -> None:
+        if not self._saved_buffers:
             return
-        mean, variance = norm.running_mean / self._share, norm.running_var / self._share
-        norm.running_mean, norm.running_var, norm.num_batches_tracked = self._own
-        norm.momentum, self._own = self._momentum, ()
+        mean, variance = norm.running_mean / self._written_share, norm.running_var / self._written_share
+        norm.running_mean, norm.running_var, norm.num_batches_tracked = self._saved_buffers
+        norm.momentum, self._saved_buffers = self._momentum, ()
         inputs = args[0] if args else kwargs["input"]
         count = inputs.numel() // inputs.shape[1]
         squares = variance * (count - 1)
         call = norm, self.microbatch
-        known = self._found.get(key := (norm, self._num_calls[call]))
+        known = self._statistics.get(key := (norm, self._num_calls[call]))
         self._num_calls[call] += 1
         if known is None:
-            self._found[key] = _Statistics(mean, squares, count)
+            self._statistics[key] = _Moments(mean, squares, count)
         else:
             known.add(mean, squares, count)
 
     def update(self) -> None:
         """After the last microbatch of a batch."""
-        for (norm, _), found in self._found.items():
+        for (norm, _), found in self._statistics.items():
             count = found.mean.new_full((), found.count)
-            update_running(norm, found.mean, found.squares / count, count)
-        self._found.clear()
+            update_running_statistics(norm, found.mean, found.squares / count, count)
+        self._statistics.clear()
         self._num_calls.clear()
 
 

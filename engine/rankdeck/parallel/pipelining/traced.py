@@ -22,21 +22,23 @@ from torch import Tensor, fx, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.nested import call
-from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, Received
-from rankdeck.parallel.pipelining.probing import on_shapes, on_trial, same_weights
+from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, StageInputs
+from rankdeck.parallel.pipelining.probing import copy_sharing_weights, probe_model, run_on_fake_tensors
+from rankdeck.parallel.pytree import call_model
 from rankdeck.torch_compat.dispatch import TreeSpec, tree_flatten, tree_unflatten
 from rankdeck.torch_compat.modules import own_tensors
 
 
-def trace(model: nn.Module, inputs: Any, names: Sequence[str]) -> TracedChain:
+def trace_chain(model: nn.Module, inputs: Any, names: Sequence[str]) -> TracedChain:
     """The model as a chain with possible cuts before the modules `names`.
 
     Raises: ModelError when it cannot be traced.
     """
-    with on_trial(model, inputs):
+    with probe_model(model, inputs):
         # Tracing leaves marks on the modules before which it cuts: each trace has a structure of its own.
-        graphs = [_trace(same_weights(model).train(mode), inputs, names) for mode in (False, True)]
+        graphs = [
+            _trace_graph(copy_sharing_weights(model).train(mode), inputs, names) for mode in (False, True)
+        ]
     for graph in graphs:
         _share_weights(graph, model)
     return TracedChain(model, inputs, graphs, names)
@@ -53,10 +55,10 @@ def _share_weights(graph: fx.GraphModule, model: nn.Module) -> None:
                     table[name] = own.get(f"{path}.{name}" if path else name, table[name])
 
 
-def _trace(model: nn.Module, inputs: Any, names: Sequence[str]) -> fx.GraphModule:
+def _trace_graph(model: nn.Module, inputs: Any, names: Sequence[str]) -> fx.GraphModule:
     from torch.distributed.pipelining import SplitPoint, pipeline  # imports torch's compiler
 
-    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(_flat(inputs)), None)
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(_flatten_inputs(inputs)), None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -77,13 +79,13 @@ def _trace(model: nn.Module, inputs: Any, names: Sequence[str]) -> fx.GraphModul
 
 
 class TracedChain(Chain):
-    takes_any_batch = False
+    accepts_any_batch = False
 
     def __init__(
         self, model: nn.Module, inputs: Any, graphs: Sequence[fx.GraphModule], names: Sequence[str]
     ) -> None:
         """`graphs` are those of evaluation and of training."""
-        pieces = [_pieces(graph) for graph in graphs]
+        pieces = [_graph_pieces(graph) for graph in graphs]
         if any(len(found) != len(names) + 1 for found in pieces):
             raise ModelError(
                 phrase("{model} has other units in training than in evaluation.", model=type(model).__name__),
@@ -99,25 +101,27 @@ class TracedChain(Chain):
         """How what the model returns is nested, in evaluation and in training."""
 
         def run(inputs: Any) -> list[TreeSpec]:
-            copied = same_weights(self.model)
-            return [tree_flatten(call(copied.train(mode), inputs))[1] for mode in (False, True)]
+            copied = copy_sharing_weights(self.model)
+            return [tree_flatten(call_model(copied.train(mode), inputs))[1] for mode in (False, True)]
 
-        with on_trial(self.model, self._inputs):
-            return on_shapes(run, self._inputs, self.model)
+        with probe_model(self.model, self._inputs):
+            return run_on_fake_tensors(run, self._inputs, self.model)
 
     def stage(self, start: int, end: int) -> nn.Module:
         first, last = self._ends[start], self._ends[end]
-        runs = [_Run(graph, pieces, first, last, structure) for graph, pieces, structure in self._graphs]
-        return _TracedStage(runs[0], runs[1], _sizes(self._inputs))
+        runs = [
+            _GraphSegment(graph, pieces, first, last, structure) for graph, pieces, structure in self._graphs
+        ]
+        return _TracedStage(runs[0], runs[1], _input_sizes(self._inputs))
 
-    def only(self, starts: Sequence[int]) -> Chain:
+    def with_cuts(self, starts: Sequence[int]) -> Chain:
         fewer = copy.copy(self)
         fewer.names = [self.names[0], *(self.names[start] for start in starts)]
         fewer._ends = [0, *(self._ends[start] for start in starts), self._ends[-1]]
         return fewer
 
 
-def _pieces(graph: fx.GraphModule) -> list[list[fx.Node]]:
+def _graph_pieces(graph: fx.GraphModule) -> list[list[fx.Node]]:
     """The graph's nodes by piece: each submodule with the items that are taken out of what it returns."""
     pieces: list[list[fx.Node]] = []
     for node in graph.graph.nodes:
@@ -128,7 +132,7 @@ def _pieces(graph: fx.GraphModule) -> list[list[fx.Node]]:
     return pieces
 
 
-class _Run(nn.Module):
+class _GraphSegment(nn.Module):
     """Some pieces of one graph."""
 
     def __init__(
@@ -143,62 +147,62 @@ class _Run(nn.Module):
         super().__init__()
         self._structure = structure
         self._nodes = [node for piece in pieces[start:end] for node in piece]
-        self._needed = _alive(pieces, start)
-        self._handed_on = _alive(pieces, end) if end < len(pieces) else None
+        self._input_nodes = _live_nodes(pieces, start)
+        self._output_nodes = _live_nodes(pieces, end) if end < len(pieces) else None
         self._inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        self._output = next(node for node in graph.graph.nodes if node.op == "output")
+        self._result_node = next(node for node in graph.graph.nodes if node.op == "output")
         self._modules_of = {
             node: graph.get_submodule(str(node.target)) for node in self._nodes if node.op == "call_module"
         }
         self.held = nn.ModuleList(self._modules_of.values())
 
-    def forward(self, received: Received, inputs: Any) -> Any:
-        values: dict[fx.Node, Any] = dict(zip(self._inputs, _flat(inputs), strict=True))
-        values.update(zip(self._needed, received or (), strict=True))
+    def forward(self, received: StageInputs, inputs: Any) -> Any:
+        values: dict[fx.Node, Any] = dict(zip(self._inputs, _flatten_inputs(inputs), strict=True))
+        values.update(zip(self._input_nodes, received or (), strict=True))
         for node in self._nodes:
             args: Any = fx.map_arg(node.args, values.__getitem__)
             if node.op == "call_module":
                 values[node] = self._modules_of[node](*args)
             else:
                 values[node] = operator.getitem(*args)
-        if self._handed_on is not None:
-            return tuple(values[node] for node in self._handed_on)
-        outputs: Any = fx.map_arg(self._output.args[0], values.__getitem__)
+        if self._output_nodes is not None:
+            return tuple(values[node] for node in self._output_nodes)
+        outputs: Any = fx.map_arg(self._result_node.args[0], values.__getitem__)
         return tree_unflatten(outputs if isinstance(outputs, tuple) else (outputs,), self._structure)
 
 
-def _alive(pieces: Sequence[Sequence[fx.Node]], cut: int) -> list[fx.Node]:
+def _live_nodes(pieces: Sequence[Sequence[fx.Node]], cut: int) -> list[fx.Node]:
     """What is made before a cut and used behind it, in the graph's order."""
     before = [node for piece in pieces[:cut] for node in piece]
     own = set(before)
     return [node for node in before if any(user not in own for user in node.users)]
 
 
-def _flat(inputs: Any) -> list[torch.Tensor]:
+def _flatten_inputs(inputs: Any) -> list[torch.Tensor]:
     if isinstance(inputs, dict):
         return list(inputs.values())
     return list(inputs) if isinstance(inputs, tuple | list) else [inputs]
 
 
-def _sizes(inputs: Any) -> list[torch.Size]:
-    return [tensor.shape for tensor in _flat(inputs)]
+def _input_sizes(inputs: Any) -> list[torch.Size]:
+    return [tensor.shape for tensor in _flatten_inputs(inputs)]
 
 
 class _TracedStage(nn.Module):
-    def __init__(self, evaluating: _Run, training: _Run, sizes: list[torch.Size]) -> None:
+    def __init__(self, evaluating: _GraphSegment, training: _GraphSegment, sizes: list[torch.Size]) -> None:
         """`sizes` are those of the model's inputs, which the graphs hold as numbers."""
         super().__init__()
         self.evaluating = evaluating
         self.in_training = training
         self._sizes = sizes
 
-    def forward(self, received: Received, inputs: Any) -> Any:
-        if _sizes(inputs) != self._sizes:
-            raise other_sizes()
+    def forward(self, received: StageInputs, inputs: Any) -> Any:
+        if _input_sizes(inputs) != self._sizes:
+            raise other_sizes_error()
         return (self.in_training if self.training else self.evaluating)(received, inputs)
 
 
-def other_sizes() -> ModelError:
+def other_sizes_error() -> ModelError:
     """Stages got inputs of other sizes than those that they were traced for."""
     return ModelError(
         phrase("Samples differ in their sizes, and the model was cut by tracing, which fixes them."),

@@ -10,7 +10,7 @@ model without such state pays nothing. Batch norms need more than averages: ../p
 
 Two kinds of modules depend on the order of samples: one that counts and keeps them (a memory bank with its
 pointer), and one that sets its weights by the first of them (ActNorm). Microbatches change their state one
-after another, as if they were batches. Read slots.py and over_ranks.py before.
+after another, as if they were batches. Read slots.py and rank_state.py before.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.memory.ledger import AnyLedger, NullLedger
-from rankdeck.parallel.state.over_ranks import Groups, StateOverRanks, counts_samples, joined
+from rankdeck.parallel.state.rank_state import CrossRankState, Groups, counts_samples, merge_values
 from rankdeck.parallel.state.slots import (
     Slot,
     Tables,
     Values,
-    copied,
+    copy_value,
+    find_slots,
+    is_same,
     is_state,
+    module_tables,
     replica_tables,
-    same,
-    slots_of,
-    tables_of,
     weight_sums,
 )
 from rankdeck.torch_compat.modules import BatchNorm
@@ -41,7 +41,7 @@ from rankdeck.torch_compat.modules import BatchNorm
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
-class _Changes:
+class _StateTracker:
     """Which state of a module changes, and what it becomes after a batch."""
 
     def __init__(
@@ -51,104 +51,110 @@ class _Changes:
         is_norm = (module for module in root.modules() if isinstance(module, BatchNorm))
         self._norms = frozenset(is_norm if norms is None else norms)
         self._root, self._ledger = root, ledger or NullLedger()
-        self._number = 0
+        self._batch_number = 0
         self._slots: dict[str, Slot] = {}
-        self._known: list[str] = []
+        self._changing_names: list[str] = []
         """Names of what has changed in a batch so far."""
-        self._in_sequence: set[str] = set()
+        self._sequential_names: set[str] = set()
         """Names of what parts change one after another."""
-        self._watched: list[str] = []
+        self._tracked_names: list[str] = []
         """Of these, in this batch: names of what is handled."""
         self._has_missed = False
-        self._over_ranks = StateOverRanks()
-        self.changed: list[tuple[nn.Module, str, Any]] = []
+        self._over_ranks = CrossRankState()
+        self.changed_attributes: list[tuple[nn.Module, str, Any]] = []
         """Attributes that the last batch changed: module, name, value."""
 
     def _start(self, samples: Sequence[int]) -> None:
-        self._number += 1
+        self._batch_number += 1
         self._samples = list(samples)
-        self._looks = self._has_missed or self._number & (self._number - 1) == 0
-        if self._looks:
+        self._is_inspecting = self._has_missed or self._batch_number & (self._batch_number - 1) == 0
+        if self._is_inspecting:
             self._modules = list(self._root.modules())
-            self._tables = [tables_of(module) for module in self._modules]
-            self._slots = slots_of(self._root, self._tables, self._norms)
-            self._known = [name for name in self._known if name in self._slots]
-        names = self._slots if self._looks else [*self._known, *self._in_sequence]
+            self._tables = [module_tables(module) for module in self._modules]
+            self._slots = find_slots(self._root, self._tables, self._norms)
+            self._changing_names = [name for name in self._changing_names if name in self._slots]
+        names = self._slots if self._is_inspecting else [*self._changing_names, *self._sequential_names]
         self._originals = {
             name: self._slots[name].value(self._tables) for name in names if name in self._slots
         }
-        self._watched = [name for name in self._originals if name not in self._in_sequence]
+        self._tracked_names = [name for name in self._originals if name not in self._sequential_names]
         with self._ledger.paused():
-            self._before = {name: copied(self._originals[name]) for name in self._watched}
-        self._versions = self._versions_of_others()
+            self._initial_values = {name: copy_value(self._originals[name]) for name in self._tracked_names}
+        self._versions = self._untracked_versions()
 
-    def _versions_of_others(self) -> dict[str, int]:
+    def _untracked_versions(self) -> dict[str, int]:
         """Of tensors that have not changed so far and are not looked at in this batch."""
         others = self._slots.keys() - self._originals.keys()
         return {name: _version(self._slots[name].value(self._tables)) for name in others}
 
-    def _current(self, tables: Tables) -> Values:
-        return {name: self._slots[name].value(tables) for name in self._watched}
+    def _current_values(self, tables: Tables) -> Values:
+        return {name: self._slots[name].value(tables) for name in self._tracked_names}
 
-    def _learn(self, parts: Sequence[Values]) -> None:
+    def _record_changes(self, parts: Sequence[Values]) -> None:
         """Watch what parts have changed, from now on in every batch."""
-        for name in self._watched:
+        for name in self._tracked_names:
             values = [part[name] for part in parts if name in part]
             is_kept = all(is_state(value, self._slots[name], self._samples[0]) for value in values)
-            is_changed = not all(same(self._before[name], value) for value in values)
-            if is_kept and is_changed and name not in self._known:
-                self._known.append(name)
-        self._watched = [name for name in self._known if name not in self._in_sequence]
-        self._before = {name: self._before[name] for name in self._watched}
+            is_changed = not all(is_same(self._initial_values[name], value) for value in values)
+            if is_kept and is_changed and name not in self._changing_names:
+                self._changing_names.append(name)
+        self._tracked_names = [name for name in self._changing_names if name not in self._sequential_names]
+        self._initial_values = {name: self._initial_values[name] for name in self._tracked_names}
 
-    def _finish(self, parts: Sequence[Values], groups: Groups) -> None:
+    def _merge(self, parts: Sequence[Values], groups: Groups) -> None:
         """Make the state that of the whole batch; `parts` are what each part has left."""
         results: Values = {}
-        for name in self._watched:
+        for name in self._tracked_names:
             left = [(part[name], n) for part, n in zip(parts, self._samples, strict=True) if name in part]
-            results[name] = joined(self._before[name], [v for v, _ in left], [n for _, n in left])
+            results[name] = merge_values(
+                self._initial_values[name], [v for v, _ in left], [n for _, n in left]
+            )
         if groups and self._slots:
-            results |= self._joined_over(groups, results)
-        self.changed = []
+            results |= self._merge_over_ranks(groups, results)
+        self.changed_attributes = []
         for name, original in self._originals.items():
             slot = self._slots[name]
-            if name in results or name in self._in_sequence:
-                self._settle(slot, original, results.get(name, slot.value(self._tables)))
+            if name in results or name in self._sequential_names:
+                self._write(slot, original, results.get(name, slot.value(self._tables)))
         self._has_missed = not groups and any(
             _version(self._slots[name].value(self._tables)) != version
             for name, version in self._versions.items()
         )
-        self._watched, self._before, self._originals = [], {}, {}
+        self._tracked_names, self._initial_values, self._originals = [], {}, {}
 
-    def _joined_over(self, groups: Groups, results: Values) -> Values:
+    def _merge_over_ranks(self, groups: Groups, results: Values) -> Values:
         over_ranks = self._over_ranks
 
         def value_of(name: str) -> Any:
             slot = self._slots.get(name)
             return results[name] if name in results else slot and slot.value(self._tables)
 
-        if self._looks:
+        if self._is_inspecting:
             samples = sum(self._samples)
-            counting = {n: counts_samples(self._before[n], value, samples) for n, value in results.items()}
-            over_ranks.learn(groups, counting, value_of)
-            self._known += [name for name in over_ranks.differing if name not in self._known]
-        values = {name: value_of(name) for name in over_ranks.differing}
-        return over_ranks.join(groups, values, self._before, sum(self._samples))
+            counting = {
+                n: counts_samples(self._initial_values[n], value, samples) for n, value in results.items()
+            }
+            over_ranks.find_differences(groups, counting, value_of)
+            self._changing_names += [
+                name for name in over_ranks.differing_names if name not in self._changing_names
+            ]
+        values = {name: value_of(name) for name in over_ranks.differing_names}
+        return over_ranks.merge(groups, values, self._initial_values, sum(self._samples))
 
     @torch.no_grad()
-    def _settle(self, slot: Slot, original: Any, value: Any) -> None:
+    def _write(self, slot: Slot, original: Any, value: Any) -> None:
         """Into the tensor that was there before: others hold it too."""
-        if isinstance(original, Tensor) and isinstance(value, Tensor) and _fits(value, original):
+        if isinstance(original, Tensor) and isinstance(value, Tensor) and _has_same_layout(value, original):
             if value is not original:
                 original.copy_(value)
             value = original
-        slot.put(self._tables, value)
+        slot.set_value(self._tables, value)
         module, kind, key = slot.holders[0]
         if kind == "attribute":
-            self.changed.append((self._modules[module], key, value))
+            self.changed_attributes.append((self._modules[module], key, value))
 
 
-def _fits(value: Tensor, original: Tensor) -> bool:
+def _has_same_layout(value: Tensor, original: Tensor) -> bool:
     return (value.shape, value.dtype) == (original.shape, original.dtype)
 
 
@@ -156,8 +162,8 @@ def _version(value: Any) -> int:
     return value._version if isinstance(value, Tensor) else -1
 
 
-class ForwardState(_Changes):
-    """State of a module whose parts run one after another, forward and backward of each in `part`.
+class ForwardState(_StateTracker):
+    """State of a module whose parts run one after another, forward and backward of each in `chunk`.
 
     The first part works on the module's own tensors. Every other one gets copies, which it finds again in its
     backward: activation checkpointing changes state there once more, as on one device.
@@ -166,38 +172,44 @@ class ForwardState(_Changes):
     def start(self, samples: Sequence[int]) -> None:
         """Before a batch, cut into parts of so many samples; those of 0 samples count nothing."""
         self._start(samples)
-        self._has_looked = not self._looks
-        self._sums = weight_sums(self._modules) if self._slots and self._looks and len(samples) > 1 else {}
-        self._parts: list[Values] = [{} for _ in samples]
-        self._present = 0
+        self._has_inspected = not self._is_inspecting
+        self._sums = (
+            weight_sums(self._modules) if self._slots and self._is_inspecting and len(samples) > 1 else {}
+        )
+        self._chunk_values: list[Values] = [{} for _ in samples]
+        self._current_chunk = 0
 
-    def part(self, index: int, *, counts: bool = True) -> contextlib.AbstractContextManager[None]:
-        """A forward or backward of part `index`; unless it `counts`, it leaves the state as it was."""
-        return self._in_part(index, counts) if self._watched else _NOTHING
+    def chunk(self, index: int, *, updates_state: bool = True) -> contextlib.AbstractContextManager[None]:
+        """A forward or backward of part `index`; unless it `updates_state`, it leaves the state as it was."""
+        return self._run_chunk(index, updates_state) if self._tracked_names else _NOTHING
 
     @contextlib.contextmanager
-    def _in_part(self, index: int, counts: bool) -> Iterator[None]:
+    def _run_chunk(self, index: int, counts: bool) -> Iterator[None]:
         self._switch_to(index)
-        kept = {} if counts else {name: copied(value) for name, value in self._current(self._tables).items()}
+        kept = (
+            {}
+            if counts
+            else {name: copy_value(value) for name, value in self._current_values(self._tables).items()}
+        )
         yield
         for name, value in kept.items():
-            self._slots[name].put(self._tables, value)
-        if not self._has_looked:
-            self._has_looked = True
-            self._leave_to_sequence()
-            self._learn([self._current(self._tables)])
+            self._slots[name].set_value(self._tables, value)
+        if not self._has_inspected:
+            self._has_inspected = True
+            self._find_sequential_state()
+            self._record_changes([self._current_values(self._tables)])
 
     def _switch_to(self, index: int) -> None:
-        if index == self._present:
+        if index == self._current_chunk:
             return
-        self._parts[self._present] = self._current(self._tables)
-        self._present = index
-        own = self._parts[index]
-        for name in self._watched:
-            value = own[name] if name in own else copied(self._before[name])
-            self._slots[name].put(self._tables, value)
+        self._chunk_values[self._current_chunk] = self._current_values(self._tables)
+        self._current_chunk = index
+        own = self._chunk_values[index]
+        for name in self._tracked_names:
+            value = own[name] if name in own else copy_value(self._initial_values[name])
+            self._slots[name].set_value(self._tables, value)
 
-    def _leave_to_sequence(self) -> None:
+    def _find_sequential_state(self) -> None:
         """After the first of several parts: the state of modules that keep samples, or that have set their
         weights, goes from part to part."""
         if len(self._samples) == 1:
@@ -205,26 +217,26 @@ class ForwardState(_Changes):
         sums = weight_sums(self._modules)
         found = {number for number, total in self._sums.items() if total != sums[number]}
         counting, filled = set(), set()
-        for name, before in self._before.items():
+        for name, before in self._initial_values.items():
             slot = self._slots[name]
             module, value = slot.holders[0][0], slot.value(self._tables)
             if counts_samples(before, value, self._samples[0]):
                 counting.add(module)
-            elif isinstance(value, Tensor) and value.numel() > 1 and not same(before, value):
+            elif isinstance(value, Tensor) and value.numel() > 1 and not is_same(before, value):
                 filled.add(module)
         found |= counting & filled
-        self._in_sequence |= {name for name, slot in self._slots.items() if slot.holders[0][0] in found}
-        self._watched = [name for name in self._watched if name not in self._in_sequence]
+        self._sequential_names |= {name for name, slot in self._slots.items() if slot.holders[0][0] in found}
+        self._tracked_names = [name for name in self._tracked_names if name not in self._sequential_names]
 
     def finish(self, groups: Groups = ()) -> None:
         """After the batch's last backward. `groups` are the ranks that have the rest of the batch: all of
         them call this together."""
-        self._parts[self._present] = self._current(self._tables)
-        self._finish(self._parts, groups)
-        self._parts = []
+        self._chunk_values[self._current_chunk] = self._current_values(self._tables)
+        self._merge(self._chunk_values, groups)
+        self._chunk_values = []
 
 
-class ReplicaState(_Changes):
+class ReplicaState(_StateTracker):
     """State of a module whose replicas run side by side (dp), each a tree of modules of its own."""
 
     def __init__(
@@ -233,33 +245,37 @@ class ReplicaState(_Changes):
         """`fetch(tensor, replica)` brings a tensor to the device of replica 0."""
         super().__init__(root, ledger=ledger)
         self._fetch = fetch
-        self._trees: Sequence[Tables] = ()
+        self._replica_tables: Sequence[Tables] = ()
 
-    def take(self, replicas: Sequence[nn.Module], samples: Sequence[int]) -> None:
+    def start(self, replicas: Sequence[nn.Module], samples: Sequence[int]) -> None:
         """Before their forwards. Replicas share the module's plain attributes: all but the first one get
         copies of what may be changed in place."""
         self._start(samples)
-        self._trees = [replica_tables(replica) for replica in replicas]
-        for tables in self._trees[1:]:
-            for name in self._watched:
+        self._replica_tables = [replica_tables(replica) for replica in replicas]
+        for tables in self._replica_tables[1:]:
+            for name in self._tracked_names:
                 slot = self._slots[name]
                 if slot.holders[0][1] == "attribute":
-                    slot.put(tables, copied(slot.value(tables)))
+                    slot.set_value(tables, copy_value(slot.value(tables)))
 
     def finish(self) -> None:
         """After their backwards; nothing to do where none were taken."""
-        if not self._trees:
+        if not self._replica_tables:
             return
-        if self._looks:
-            self._learn([self._left_by(index, {"attribute"}) for index in range(len(self._trees))])
-        parts = [self._left_by(index, {"attribute", "buffer"}) for index in range(len(self._trees))]
-        self._finish(parts, ())
-        self._trees = ()
+        if self._is_inspecting:
+            self._record_changes(
+                [self._replica_values(index, {"attribute"}) for index in range(len(self._replica_tables))]
+            )
+        parts = [
+            self._replica_values(index, {"attribute", "buffer"}) for index in range(len(self._replica_tables))
+        ]
+        self._merge(parts, ())
+        self._replica_tables = ()
 
-    def _left_by(self, index: int, kinds: Collection[str]) -> Values:
+    def _replica_values(self, index: int, kinds: Collection[str]) -> Values:
         """What a replica has left, on the first one's device; of others than the first only these `kinds`."""
         found: Values = {}
-        for name, value in self._current(self._trees[index]).items():
+        for name, value in self._current_values(self._replica_tables[index]).items():
             kind = self._slots[name].holders[0][1]
             if not index or kind in kinds:
                 moves = index and kind == "buffer" and isinstance(value, Tensor)
@@ -267,7 +283,7 @@ class ReplicaState(_Changes):
         return found
 
 
-def copies_of(model: nn.Module, stages: Sequence[nn.Module]) -> dict[nn.Module, Sequence[nn.Module]]:
+def module_copies(model: nn.Module, stages: Sequence[nn.Module]) -> dict[nn.Module, Sequence[nn.Module]]:
     """For stages that run the model's own code in copies of its modules: of each module all that stand for
     it, the model's first."""
     structures = [getattr(stage, "model", None) for stage in stages]
@@ -276,7 +292,7 @@ def copies_of(model: nn.Module, stages: Sequence[nn.Module]) -> dict[nn.Module, 
     return {module: row for row in rows for module in row}
 
 
-def bring_home(
+def merge_attributes(
     states: Sequence[ForwardState],
     copies: Mapping[nn.Module, Sequence[nn.Module]],
     move: Callable[[Tensor, int], Tensor] = lambda tensor, _stage: tensor,
@@ -289,11 +305,11 @@ def bring_home(
     """
     found: dict[tuple[nn.Module, str], Any] = {}
     for state in states:
-        for module, key, value in state.changed:
+        for module, key, value in state.changed_attributes:
             if module in copies:
                 found.setdefault((copies[module][0], key), value)
     for (home, key), value in found.items():
         for place, module in enumerate(copies[home]):
             if key in vars(module) and vars(module)[key] is not value:
-                own = copied(value)
+                own = copy_value(value)
                 vars(module)[key] = move(own, max(place - 1, 0)) if isinstance(own, Tensor) else own

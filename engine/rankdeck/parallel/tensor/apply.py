@@ -30,12 +30,12 @@ from torch.distributed.tensor.parallel import (
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import HybridOptions, TensorOptions
-from rankdeck.parallel.tensor.gradients import is_close, run_hooks
-from rankdeck.parallel.tensor.split_plan import SplitLayer, SplitPlan, names_by_weight
+from rankdeck.parallel.tensor.gradients import apply_gradient_hooks, is_close
+from rankdeck.parallel.tensor.split_plan import SplitLayer, SplitPlan, tied_names
 from rankdeck.torch_compat.dispatch import Kwargs
-from rankdeck.torch_compat.fake_tensors import active_mode
-from rankdeck.torch_compat.marks import WeightMarks, marks_by_name, put_marks
+from rankdeck.torch_compat.fake_tensors import active_fake_mode
 from rankdeck.torch_compat.modules import make_contiguous
+from rankdeck.torch_compat.weight_metadata import WeightMetadata, metadata_by_name, restore_metadata
 
 
 class LayerSplit:
@@ -57,22 +57,24 @@ class LayerSplit:
         mesh: DeviceMesh,
         options: TensorOptions | HybridOptions,
         *,
-        own: Collection[nn.Module] | None = None,
-        inside: SplitPlan | None = None,
-        rows_of_blocks: Sequence[Sequence[str]] | None = None,
+        local_modules: Collection[nn.Module] | None = None,
+        stage_plan: SplitPlan | None = None,
+        block_runs: Sequence[Sequence[str]] | None = None,
     ) -> None:
         _require_options(plan, options)  # of the whole: a rank may have no block among its stages
         self.mesh = mesh
         self._model = model
-        self._plan = plan = (inside or plan).held_by(model)
+        self._plan = plan = (stage_plan or plan).restrict_to_model(model)
         self._options = options
-        self._ties = names_by_weight(model)
+        self._ties = tied_names(model)
         _require_equal_ties(model, self._ties, plan)
-        self._own = set(model.modules()) if own is None else own
+        self._local_modules = set(model.modules()) if local_modules is None else local_modules
         # What lies elsewhere and is here too is tied to something of this rank's, and follows it.
-        self._left = [layer for layer in plan.layers if model.get_submodule(layer.name) in self._own]
-        self._rows_of_blocks = [plan.blocks] if rows_of_blocks is None else rows_of_blocks
-        self._partial: list[str] = []
+        self._pending_layers = [
+            layer for layer in plan.layers if model.get_submodule(layer.name) in self._local_modules
+        ]
+        self._block_runs = [plan.blocks] if block_runs is None else block_runs
+        self._partial_names: list[str] = []
 
     def split(self, part: nn.Module, fill: Callable[[nn.Module], None] = lambda layer: None) -> None:
         """Cut the weights of the planned layers inside a part. What it does not hold is left for another.
@@ -81,51 +83,51 @@ class LayerSplit:
         values on all ranks.
         """
         inside = set(part.modules())
-        chosen = [layer for layer in self._left if self._model.get_submodule(layer.name) in inside]
+        chosen = [layer for layer in self._pending_layers if self._model.get_submodule(layer.name) in inside]
         for layer in chosen:
             module = self._model.get_submodule(layer.name)
             fill(module)
             make_contiguous(module.parameters())  # a slice would keep its order
-            style = self._style(module, layer)
-            marks = marks_by_name(module)
+            style = self._parallel_style(module, layer)
+            marks = metadata_by_name(module)
             parallelize_module(self._model, self.mesh, {layer.name: style}, src_data_rank=None)
             for name, of_weight in marks.items():
-                _require_hooks_take_slices(f"{layer.name}.{name}", module.get_parameter(name), of_weight)
-            put_marks(module, marks)
-            self._left.remove(layer)
-        if not self._left:
-            self._tie_again()
+                _require_hooks_take_shards(f"{layer.name}.{name}", module.get_parameter(name), of_weight)
+            restore_metadata(module, marks)
+            self._pending_layers.remove(layer)
+        if not self._pending_layers:
+            self._retie()
 
     def finish(self) -> None:
         """Adapt the modules' own numbers of heads, and place the hooks between split layers."""
         for count in self._plan.heads:
             setattr(self._model.get_submodule(count.module), count.attribute, count.count)
-        for name in self._plan.entries:
-            in_sequence = self._in_sequence(f"{name}.")
+        for name in self._plan.input_modules:
+            in_sequence = self._is_sequence_parallel(f"{name}.")
             module = self._model.get_submodule(name)
-            _enter(module, self.mesh, Shard(SEQUENCE) if in_sequence else Replicate())
+            _gather_input(module, self.mesh, Shard(SEQUENCE_DIM) if in_sequence else Replicate())
             if in_sequence:
-                require_stream(module, name)
-        for row in self._rows_of_blocks:
+                require_hidden_states(module, name)
+        for row in self._block_runs:
             if row and self._options.sequence_parallel:
-                bound_sequence(self._model, row, self.mesh)
-                self._partial += [name for block in row for name in self._whole_weights(block)]
+                shard_sequence(self._model, row, self.mesh)
+                self._partial_names += [name for block in row for name in self._replicated_weights(block)]
 
     def partial_gradients(self) -> list[Tensor]:
         """Gradients of whole weights that saw only this rank's part of the sequence."""
-        gradients = [self._model.get_parameter(name).grad for name in self._partial]
+        gradients = [self._model.get_parameter(name).grad for name in self._partial_names]
         return [gradient for gradient in gradients if gradient is not None]
 
-    def _in_sequence(self, name: str) -> bool:
+    def _is_sequence_parallel(self, name: str) -> bool:
         return self._options.sequence_parallel and any(
             name.startswith(f"{block}.") for block in self._plan.blocks
         )
 
-    def _style(self, module: nn.Module, layer: SplitLayer) -> ParallelStyle:
+    def _parallel_style(self, module: nn.Module, layer: SplitLayer) -> ParallelStyle:
         """How torch cuts one layer, and what it does to the layer's input and output."""
-        stream = Shard(SEQUENCE) if self._in_sequence(layer.name) else Replicate()
+        stream = Shard(SEQUENCE_DIM) if self._is_sequence_parallel(layer.name) else Replicate()
         if isinstance(module, nn.Embedding):
-            if layer.kind == "column" and not layer.gathers:
+            if layer.kind == "column" and not layer.gathers_output:
                 return ColwiseParallel(input_layouts=Replicate())
             table = RowwiseParallel if layer.kind == "row" else ColwiseParallel
             return table(input_layouts=Replicate(), output_layouts=Replicate())
@@ -133,22 +135,22 @@ class LayerSplit:
             return RowwiseParallel(output_layouts=stream)
         if layer.name == self._plan.output and self._options.loss_parallel:
             return ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
-        if layer.gathers:
+        if layer.gathers_output:
             return ColwiseParallel(output_layouts=Replicate())
         # Behind an entry the input arrives whole already.
-        has_entry = layer.name.rpartition(".")[0] in self._plan.entries
+        has_entry = layer.name.rpartition(".")[0] in self._plan.input_modules
         if isinstance(stream, Shard) and not has_entry:
-            require_stream(module, layer.name)
+            require_hidden_states(module, layer.name)
         return ColwiseParallel(input_layouts=Replicate() if has_entry else stream)
 
-    def _whole_weights(self, block: str) -> list[str]:
+    def _replicated_weights(self, block: str) -> list[str]:
         """Names of a block's weights that no plan splits (norms), cut into shards or not."""
         split = {layer.name for layer in self._plan.layers}
         names = [f"{block}.{name}" for name, _ in self._model.get_submodule(block).named_parameters()]
         return [name for name in names if name.rpartition(".")[0] not in split]
 
-    def _tie_again(self) -> None:
-        tie_again(self._model, self._ties, self._own)
+    def _retie(self) -> None:
+        retie_weights(self._model, self._ties, self._local_modules)
 
 
 def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) -> None:
@@ -158,7 +160,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
                 "strategy.sequence_parallel cuts the stream between transformer blocks, and the plan is "
                 "given by hand."
             )
-            if plan.is_given
+            if plan.is_user_plan
             else phrase(
                 "strategy.sequence_parallel cuts the stream between transformer blocks, and the model has no "
                 "transformer blocks."
@@ -177,7 +179,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
             path="strategy.sequence_parallel",
             advice=phrase("Leave it out."),
         )
-    if options.sequence_parallel and (alone := _whole_attention(plan)):
+    if options.sequence_parallel and (alone := _unsplit_attention(plan)):
         raise ModelError(
             phrase(
                 "strategy.sequence_parallel gives each rank a part of the tokens, and {alone} belongs to an "
@@ -187,7 +189,7 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
             path="strategy.sequence_parallel",
             advice=phrase("Leave it out."),
         )
-    if options.sequence_parallel and (bare := _bare_block(plan)):
+    if options.sequence_parallel and (bare := _block_without_modules(plan)):
         raise ModelError(
             phrase(
                 "strategy.sequence_parallel cuts the stream around attention, and {bare} computes attention "
@@ -207,15 +209,15 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
         )
 
 
-def _whole_attention(plan: SplitPlan) -> str | None:
+def _unsplit_attention(plan: SplitPlan) -> str | None:
     """A layer of an attention that stays whole, or a block between the others that has none that is split."""
     numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
     row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
-    return next(iter(plan.whole), None) or next((f"{row}.{number}" for number in missing), None)
+    return next(iter(plan.unsplit_attentions), None) or next((f"{row}.{number}" for number in missing), None)
 
 
-def _bare_block(plan: SplitPlan) -> str | None:
+def _block_without_modules(plan: SplitPlan) -> str | None:
     """A block that holds split layers without a module around them: its code would count the tokens of one
     rank where its layers see all."""
     owners = {layer.name.rpartition(".")[0] for layer in plan.layers}
@@ -227,7 +229,7 @@ def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: S
 
     def way(name: str) -> tuple[str, bool] | None:
         """By what a layer's weight is cut; its bias is whole beside rows. None where it is not split."""
-        module, attribute = _place(model, name)
+        module, attribute = _owner_and_name(model, name)
         if module not in kinds:
             return None
         return attribute, (kinds[module] == "row") == isinstance(module, nn.Embedding)
@@ -246,22 +248,22 @@ def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: S
                 )
 
 
-def tie_again(model: nn.Module, ties: Sequence[Sequence[str]], own: Collection[nn.Module]) -> None:
+def retie_weights(model: nn.Module, ties: Sequence[Sequence[str]], own: Collection[nn.Module]) -> None:
     """One weight under all its names again, after layers were replaced. `own` are modules whose weights may
     have been replaced; what other modules hold under the other names follows them."""
     for names in ties:
-        places = [_place(model, name) for name in names]
+        places = [_owner_and_name(model, name) for name in names]
         replaced = [getattr(module, attribute) for module, attribute in places if module in own]
         for module, attribute in places if replaced else ():
             setattr(module, attribute, replaced[0])
 
 
-def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+def _owner_and_name(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     owner, _, attribute = name.rpartition(".")
     return model.get_submodule(owner), attribute
 
 
-def _enter(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
+def _gather_input(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
     """Make the input of several columns a DTensor once, so that its gradient is added up once."""
 
     def whole(hidden: Tensor) -> Tensor:
@@ -269,7 +271,7 @@ def _enter(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> No
         return part.redistribute(placements=[Replicate()])
 
     module.register_forward_pre_hook(
-        lambda _, args, kwargs: with_hidden(args, kwargs, whole), with_kwargs=True
+        lambda _, args, kwargs: map_hidden_states(args, kwargs, whole), with_kwargs=True
     )
 
 
@@ -282,16 +284,16 @@ def _enter(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> No
 # weights stay whole, and their gradients are sums over the ranks (gradients.py). Source: Korthikanti et
 # al., "Reducing Activation Recomputation in Large Transformer Models" (2022).
 
-SEQUENCE = 1
+SEQUENCE_DIM = 1
 """The dim of hidden states (B, T, C) that is cut."""
 
 
-def bound_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) -> None:
+def shard_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) -> None:
     """Cut the stream along T before the first block, and put it together behind the last one."""
     num_ranks = mesh.size()
 
     def cut(hidden: Tensor) -> Tensor:
-        if hidden.ndim != 3 or hidden.shape[SEQUENCE] % num_ranks:
+        if hidden.ndim != 3 or hidden.shape[SEQUENCE_DIM] % num_ranks:
             raise ModelError(
                 phrase(
                     "strategy.sequence_parallel cannot cut {shape} over {num_ranks} ranks.",
@@ -302,22 +304,22 @@ def bound_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) ->
                 advice=phrase("Use a context that divides by {num_ranks}.", num_ranks=num_ranks),
             )
         whole = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
-        return whole.redistribute(placements=[Shard(SEQUENCE)]).to_local()
+        return whole.redistribute(placements=[Shard(SEQUENCE_DIM)]).to_local()
 
     def put_together(hidden: Tensor) -> Tensor:
-        part = DTensor.from_local(hidden, mesh, [Shard(SEQUENCE)], run_check=False)
+        part = DTensor.from_local(hidden, mesh, [Shard(SEQUENCE_DIM)], run_check=False)
         # Of its own: a pipeline's stage cannot hand on a view.
         return part.redistribute(placements=[Replicate()]).to_local().clone()
 
     model.get_submodule(blocks[0]).register_forward_pre_hook(
-        lambda _, args, kwargs: with_hidden(args, kwargs, cut), with_kwargs=True
+        lambda _, args, kwargs: map_hidden_states(args, kwargs, cut), with_kwargs=True
     )
     model.get_submodule(blocks[-1]).register_forward_hook(
-        lambda _, args, output: _first_changed(output, put_together)
+        lambda _, args, output: _map_first_output(output, put_together)
     )
 
 
-def require_stream(module: nn.Module, name: str) -> None:
+def require_hidden_states(module: nn.Module, name: str) -> None:
     """A split module inside a block takes the stream (B, T, C) itself, from its first forward on.
 
     Raises: ModelError, later, where it is given tokens that were chosen one by one: each rank has others.
@@ -338,11 +340,11 @@ def require_stream(module: nn.Module, name: str) -> None:
         return hidden
 
     module.register_forward_pre_hook(
-        lambda _, args, kwargs: with_hidden(args, kwargs, require), with_kwargs=True, prepend=True
+        lambda _, args, kwargs: map_hidden_states(args, kwargs, require), with_kwargs=True, prepend=True
     )
 
 
-def with_hidden(
+def map_hidden_states(
     args: tuple[Any, ...], kwargs: Kwargs, change: Callable[[Tensor], Tensor]
 ) -> tuple[tuple[Any, ...], Kwargs]:
     """The arguments with hidden states changed: the first positional one, else those named so."""
@@ -352,26 +354,26 @@ def with_hidden(
     return args, {**kwargs, name: change(kwargs[name])}
 
 
-def _first_changed(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_first_output(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(output, tuple):
         return (change(output[0]), *output[1:])
     return change(output)
 
 
-def _require_hooks_take_slices(name: str, weight: nn.Parameter, marks: WeightMarks) -> None:
+def _require_hooks_take_shards(name: str, weight: nn.Parameter, marks: WeightMetadata) -> None:
     """Try the hooks out on a gradient that is cut like a weight.
 
     Raises: ModelError.
     """
     data = weight.detach()
-    if not marks.has_hooks or not isinstance(data, DTensor) or active_mode() is not None:
+    if not marks.has_hooks or not isinstance(data, DTensor) or active_fake_mode() is not None:
         return
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(data.shape, generator=generator).to(data.to_local().device, data.dtype)
-    whole = run_hooks(marks, torch.zeros_like(gradient), gradient)
+    whole = apply_gradient_hooks(marks, torch.zeros_like(gradient), gradient)
     try:
         cut = distribute_tensor(gradient, data.device_mesh, data.placements, src_data_rank=None)
-        ours = run_hooks(marks, torch.zeros_like(cut), cut)
+        ours = apply_gradient_hooks(marks, torch.zeros_like(cut), cut)
     except RuntimeError:  # torch's, of a slice beside a tensor of another kind or size
         ours = None
     if ours is not None and whole is not None:
@@ -386,5 +388,5 @@ def _require_hooks_take_slices(name: str, weight: nn.Parameter, marks: WeightMar
         advice=phrase(
             "Use ddp or fsdp, which call it with the whole one, or leave the layer out of the plan."
         ),
-        cure={"strategy.use": "ddp"},
+        changes={"strategy.use": "ddp"},
     )

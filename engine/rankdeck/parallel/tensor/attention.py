@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from rankdeck.base.errors import ModelError, one_of
-from rankdeck.base.phrases import marked, phrase
-from rankdeck.torch_compat.modules import has_one_input_weight, own_parameters
+from rankdeck.base.errors import ModelError, format_choices
+from rankdeck.base.phrases import phrase, tr_noop
+from rankdeck.torch_compat.modules import has_packed_projection, own_parameters
 
-QUERY = ("query", "q_proj", "q", "wq", "q_lin", "to_q", "query_proj", "linear_q")
-KEY = ("key", "k_proj", "k", "wk", "k_lin", "to_k", "key_proj", "linear_k")
-VALUE = ("value", "v_proj", "v", "wv", "v_lin", "to_v", "value_proj", "linear_v")
+QUERY_NAMES = ("query", "q_proj", "q", "wq", "q_lin", "to_q", "query_proj", "linear_q")
+KEY_NAMES = ("key", "k_proj", "k", "wk", "k_lin", "to_k", "key_proj", "linear_k")
+VALUE_NAMES = ("value", "v_proj", "v", "wv", "v_lin", "to_v", "value_proj", "linear_v")
 HEAD_WIDTHS = ("head_dim", "head_width", "attention_head_size", "dim_head", "d_kv", "head_size")
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 KEY_VALUE_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
@@ -54,24 +54,26 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
     Raises:
         ModelError: heads do not divide by the ranks, or a fused layer cannot be cut by heads.
     """
-    _refuse_fused(model)
+    _require_unfused(model)
     attentions = []
     for name, module in model.named_modules():
         children = {
             child: part
             for child, part in module.named_children()
-            if isinstance(part, nn.Linear) and is_plain(part)
+            if isinstance(part, nn.Linear) and has_plain_weight(part)
         }
-        names = [next((n for n in known if n in children), None) for known in (QUERY, KEY, VALUE)]
+        names = [
+            next((n for n in known if n in children), None) for known in (QUERY_NAMES, KEY_NAMES, VALUE_NAMES)
+        ]
         query, key, value = names
         if query is None or key is None or value is None:
             continue
-        columns = (_join(name, query), _join(name, key), _join(name, value))
+        columns = (_join_names(name, query), _join_names(name, key), _join_names(name, value))
         block = enclosing_block(model, name)
         row = _output_layer(model, block, columns)
         if row is None:
             continue
-        heads, counts = _counts(module, name, children[query], children[key], num_ranks)
+        heads, counts = _head_counts(module, name, children[query], children[key], num_ranks)
         attentions.append(AttentionLayers(block, columns, row, heads, counts))
     return attentions
 
@@ -86,20 +88,20 @@ def enclosing_block(model: nn.Module, name: str) -> str:
     while parent:
         if isinstance(model.get_submodule(parent), nn.ModuleList | nn.Sequential):
             innermost = innermost or item
-            if sum(1 for _ in linears_of(model, item)) > _ATTENTION_LAYERS:
+            if sum(1 for _ in iter_linears(model, item)) > _ATTENTION_LAYERS:
                 return item
         item, parent = parent, parent.rpartition(".")[0]
     return innermost or name.rpartition(".")[0]
 
 
-def linears_of(model: nn.Module, block: str) -> Iterator[tuple[str, nn.Linear]]:
+def iter_linears(model: nn.Module, block: str) -> Iterator[tuple[str, nn.Linear]]:
     """The linear layers of a block that have a weight of their own, under the model's names, in order."""
     for name, module in model.get_submodule(block).named_modules(prefix=block):
-        if isinstance(module, nn.Linear) and is_plain(module):
+        if isinstance(module, nn.Linear) and has_plain_weight(module):
             yield name, module
 
 
-def is_plain(layer: nn.Module) -> bool:
+def has_plain_weight(layer: nn.Module) -> bool:
     """Whether a layer's weight and bias are weights of its own, and all that it has: one that is computed
     from others (weight_norm, a parametrization) has other slices."""
     own = own_parameters(layer)
@@ -109,7 +111,7 @@ def is_plain(layer: nn.Module) -> bool:
     }
 
 
-def _join(parent: str, child: str) -> str:
+def _join_names(parent: str, child: str) -> str:
     return f"{parent}.{child}" if parent and child else parent or child
 
 
@@ -118,20 +120,20 @@ def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -
     query = model.get_submodule(columns[0])
     assert isinstance(query, nn.Linear)
     passed = 0
-    for name, layer in linears_of(model, block):
+    for name, layer in iter_linears(model, block):
         if passed == 3 and (layer.in_features, layer.out_features) == (query.out_features, query.in_features):
             return name
         passed += name in columns
     return None
 
 
-_HEADS = marked("{name} has {heads} heads, which cannot be split over {num_ranks} ranks.")
-_HEADS_OF_TWO_KINDS = marked(
+_HEADS_TEXT = tr_noop("{name} has {heads} heads, which cannot be split over {num_ranks} ranks.")
+_KEY_VALUE_HEADS_TEXT = tr_noop(
     "{name} has {heads} heads ({key_heads} of keys and values), which cannot be split over {num_ranks} ranks."
 )
 
 
-def _counts(
+def _head_counts(
     module: nn.Module, name: str, query: nn.Linear, key: nn.Linear, num_ranks: int
 ) -> tuple[int, tuple[HeadCount, ...]]:
     """The number of heads, and what the module's own numbers of them become on one rank."""
@@ -145,13 +147,14 @@ def _counts(
     key_heads = key.out_features * heads // query.out_features
     if heads % num_ranks or key_heads % num_ranks:
         fitting = [str(n) for n in range(1, key_heads + 1) if heads % n == 0 and key_heads % n == 0]
-        template = _HEADS if heads == key_heads else _HEADS_OF_TWO_KINDS
+        template = _HEADS_TEXT if heads == key_heads else _KEY_VALUE_HEADS_TEXT
         raise ModelError(
             phrase(template, name=name, heads=heads, key_heads=key_heads, num_ranks=num_ranks),
             code="tensor-heads",
             path="strategy.use",
             advice=phrase(
-                "Use {fitting} devices along tensor, or another number of heads.", fitting=one_of(fitting)
+                "Use {fitting} devices along tensor, or another number of heads.",
+                fitting=format_choices(fitting),
             ),
         )
     full = dict.fromkeys(HEAD_COUNTS, heads) | dict.fromkeys(KEY_VALUE_COUNTS, key_heads)
@@ -172,21 +175,21 @@ def _num_heads(module: nn.Module, query: nn.Linear) -> int | None:
     return None
 
 
-_FUSED_CONV = marked(
+_FUSED_CONV_TEXT = tr_noop(
     "tensor splits Linear and Embedding layers; {name} is a fused Conv1D, which a plain slice would cut "
     "across query, key and value."
 )
-_FUSED = marked(
+_FUSED_TEXT = tr_noop(
     "tensor splits Linear and Embedding layers; {name} fuses query, key and value, which a plain slice "
     "would cut across query, key and value."
 )
 
 
-def _refuse_fused(model: nn.Module) -> None:
+def _require_unfused(model: nn.Module) -> None:
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if kind == "Conv1D" or (isinstance(module, nn.MultiheadAttention) and has_one_input_weight(module)):
-            template = _FUSED_CONV if kind == "Conv1D" else _FUSED
+        if kind == "Conv1D" or (isinstance(module, nn.MultiheadAttention) and has_packed_projection(module)):
+            template = _FUSED_CONV_TEXT if kind == "Conv1D" else _FUSED_TEXT
             raise ModelError(
                 phrase(template, name=name),
                 code="tensor-plan",
@@ -221,7 +224,7 @@ ELEMENTWISE = (
 
 
 @dataclass(frozen=True)
-class Pair:
+class FeedForwardPair:
     """Columns that share their input, and the row behind them; `width` is what lies between, `block` the
     block around them."""
 
@@ -231,37 +234,37 @@ class Pair:
     block: str = ""
 
 
-def feed_forward_pairs(model: nn.Module, blocks: Sequence[str], taken: set[str]) -> list[Pair]:
+def feed_forward_pairs(model: nn.Module, blocks: Sequence[str], taken: set[str]) -> list[FeedForwardPair]:
     """The pairs of all blocks among the linear layers that are not taken."""
-    return [pair for block in blocks for pair in _pairs_of(model, block, taken)]
+    return [pair for block in blocks for pair in _iter_pairs(model, block, taken)]
 
 
-def _pairs_of(model: nn.Module, block: str, taken: set[str]) -> Iterator[Pair]:
-    left = [(name, layer) for name, layer in linears_of(model, block) if name not in taken]
+def _iter_pairs(model: nn.Module, block: str, taken: set[str]) -> Iterator[FeedForwardPair]:
+    left = [(name, layer) for name, layer in iter_linears(model, block) if name not in taken]
     start = 0
     while start < len(left):
         shape = (left[start][1].in_features, left[start][1].out_features)
         end = start + 1
-        while end < len(left) and _shape(left[end][1]) == shape and shape[0] != shape[1]:
+        while end < len(left) and _layer_shape(left[end][1]) == shape and shape[0] != shape[1]:
             end += 1
-        if end < len(left) and _shape(left[end][1]) == shape[::-1]:
-            yield Pair(tuple(name for name, _ in left[start:end]), left[end][0], shape[1], block)
+        if end < len(left) and _layer_shape(left[end][1]) == shape[::-1]:
+            yield FeedForwardPair(tuple(name for name, _ in left[start:end]), left[end][0], shape[1], block)
             end += 1
         start = end
 
 
-def _shape(layer: nn.Linear) -> tuple[int, int]:
+def _layer_shape(layer: nn.Linear) -> tuple[int, int]:
     return layer.in_features, layer.out_features
 
 
-def chain_pairs(model: nn.Module) -> list[Pair]:
+def chain_pairs(model: nn.Module) -> list[FeedForwardPair]:
     """Neighbouring linear layers of a model whose order is known, with only elementwise modules between."""
     pairs = []
     column: tuple[str, nn.Linear] | None = None
     for name, module in _leaves_in_order(model):
-        if isinstance(module, nn.Linear) and is_plain(module):
+        if isinstance(module, nn.Linear) and has_plain_weight(module):
             if column is not None and column[1].out_features == module.in_features:
-                pairs.append(Pair((column[0],), name, module.in_features))
+                pairs.append(FeedForwardPair((column[0],), name, module.in_features))
                 column = None
             else:
                 column = (name, module)

@@ -16,13 +16,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from rankdeck.parallel.collectives.buckets import in_buckets
+from rankdeck.parallel.collectives.buckets import apply_in_buckets
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
-from rankdeck.torch_compat.marks import WeightMarks
-from rankdeck.torch_compat.modules import split_state
+from rankdeck.torch_compat.modules import split_state_dict
+from rankdeck.torch_compat.weight_metadata import WeightMetadata
 
 
-def add_up_partial(parameters: Iterable[nn.Parameter], partial: Sequence[Tensor], mesh: DeviceMesh) -> None:
+def reduce_partial_gradients(
+    parameters: Iterable[nn.Parameter], partial: Sequence[Tensor], mesh: DeviceMesh
+) -> None:
     """Make every gradient that is a share on each rank of the mesh the sum of all shares.
 
     `partial` are such gradients of whole weights; DTensors say it themselves.
@@ -35,10 +37,10 @@ def add_up_partial(parameters: Iterable[nn.Parameter], partial: Sequence[Tensor]
             parameter.grad = gradient.redistribute(placements=parameter.placements)
     group = mesh.get_group()
     parts = [local_part(gradient) for gradient in partial]
-    in_buckets(parts, lambda flat: dist.all_reduce(flat, group=group))
+    apply_in_buckets(parts, lambda flat: dist.all_reduce(flat, group=group))
 
 
-def num_parts(tensor: Tensor) -> int:
+def num_shards(tensor: Tensor) -> int:
     """Into how many different parts a tensor is cut: 1 for one that every rank holds whole."""
     if not is_dtensor(tensor):
         return 1
@@ -46,7 +48,7 @@ def num_parts(tensor: Tensor) -> int:
     return math.prod(size for size, place in sizes if not place.is_replicate())
 
 
-def clip_over_ranks(
+def clip_grad_norm_over_ranks(
     parameters: Iterable[nn.Parameter],
     max_norm: float,
     *,
@@ -64,7 +66,7 @@ def clip_over_ranks(
     square = torch.zeros((), dtype=torch.float64, device=device)
     for parameter, gradient in pairs:
         stages = num_stages / (owners or {}).get(parameter, 1)
-        holders = world_size / (num_parts(gradient) * stages)
+        holders = world_size / (num_shards(gradient) * stages)
         part = local_part(gradient)
         numbers = torch.view_as_real(part) if part.is_complex() else part
         square += torch.linalg.vector_norm(numbers, dtype=torch.float64) ** 2 / holders
@@ -78,7 +80,7 @@ def clip_over_ranks(
     return norm
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A tensor with its parts put together, by all ranks that hold some of it; a whole one as it is."""
     if not is_dtensor(tensor):
         return tensor.detach()
@@ -92,7 +94,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach()
 
 
-def whole_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+def full_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """Weights and persistent buffers with their parts put together, under every name; all ranks call this.
 
     What was in parts ends on the host: no device needs to hold it whole. Where `keep` is false they are
@@ -100,16 +102,16 @@ def whole_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """
     weights: dict[str, Tensor] = {}
     put_together: dict[int, Tensor] = {}
-    for name, tensor in split_state(module)[0].items():
+    for name, tensor in split_state_dict(module)[0].items():
         if id(tensor) not in put_together:
-            together = whole(tensor).cpu() if is_dtensor(tensor) else tensor.detach()
+            together = full_tensor(tensor).cpu() if is_dtensor(tensor) else tensor.detach()
             put_together[id(tensor)] = together if keep else together.new_empty(0)
         if keep:
             weights[name] = put_together[id(tensor)]
     return weights
 
 
-def run_hooks(marks: WeightMarks, weight: Tensor, gradient: Tensor) -> Tensor | None:
+def apply_gradient_hooks(marks: WeightMetadata, weight: Tensor, gradient: Tensor) -> Tensor | None:
     """What the hooks of a weight make of its first gradient. None where they take it away or change the
     weight: they step it themselves."""
     made = gradient.clone()
@@ -117,7 +119,7 @@ def run_hooks(marks: WeightMarks, weight: Tensor, gradient: Tensor) -> Tensor | 
         changed = hook(made)
         made = made if changed is None else changed
     twin = nn.Parameter(weight.clone())
-    WeightMarks(marks.attributes).put_on(twin)
+    WeightMetadata(marks.attributes).copy_to(twin)
     twin.grad = made.detach()
     for after in marks.after_gradient:
         after(twin)

@@ -18,7 +18,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.models.losses import Loss
 
 
-def over_split_classes(loss: Loss) -> Loss:
+def make_loss_parallel(loss: Loss) -> Loss:
     """The loss for split logits. In training call it, and the backward, inside torch's `loss_parallel()`; in
     evaluation logits are put together.
 
@@ -31,17 +31,19 @@ def over_split_classes(loss: Loss) -> Loss:
             path="strategy.loss_parallel",
             advice=phrase('Leave it out, or set loss.use = "cross_entropy".'),
         )
-    correct = loss.correct
+    correct = loss.count_correct
     assert correct is not None
 
     def function(outputs: Any, targets: Any) -> tuple[Tensor, Any]:
-        total, count = loss.function(outputs if torch.is_grad_enabled() else _whole(outputs), targets)
+        total, count = loss.function(outputs if torch.is_grad_enabled() else _full_logits(outputs), targets)
         return total.to_local() if isinstance(total, DTensor) else total, count
 
     return dataclasses.replace(
-        loss, function=function, correct=lambda outputs, targets: correct(_whole(outputs), targets)
+        loss,
+        function=function,
+        count_correct=lambda outputs, targets: correct(_full_logits(outputs), targets),
     )
 
 
-def _whole(outputs: Any) -> Any:
+def _full_logits(outputs: Any) -> Any:
     return outputs.full_tensor() if isinstance(outputs, DTensor) else outputs

@@ -8,9 +8,9 @@ output; a column followed by a row sends once:
     feed-forward    up (and gate): columns                        down: row
     vocabulary      embedding: rows of the table                  output layer: columns
 
-The plan of transformer blocks is found in attention.py and looked at in between.py, or a person gives
+The plan of transformer blocks is found in attention.py and looked at in layer_flow.py, or a person gives
 it as name patterns. Units of it that would compute something else from slices stay whole
-(checked.py). Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
+(plan_check.py). Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from torch import nn
 
 from rankdeck.base.errors import ModelError, did_you_mean
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.collectives.broadcast import from_rank_0
+from rankdeck.parallel.collectives.broadcast import run_on_rank_0
 from rankdeck.parallel.tensor.attention import (
     AttentionLayers,
+    FeedForwardPair,
     HeadCount,
-    Pair,
     chain_pairs,
     feed_forward_pairs,
     find_attentions,
-    is_plain,
+    has_plain_weight,
 )
-from rankdeck.parallel.tensor.between import Between, look_between, operation_between
-from rankdeck.parallel.tensor.checked import (
-    Unit,
-    differs,
-    does_not_take_slices,
+from rankdeck.parallel.tensor.layer_flow import LayerFlow, find_layer_flow, operation_between
+from rankdeck.parallel.tensor.plan_check import (
+    SplitUnit,
     find_differences,
-    nothing_to_split,
-    units_of,
+    no_split_error,
+    slices_error,
+    split_difference_error,
+    split_units,
 )
-from rankdeck.parallel.tensor.split_plan import Kind, KnownModel, SplitLayer, SplitPlan, loose_tie
+from rankdeck.parallel.tensor.split_plan import Kind, ModelAnalysis, SplitLayer, SplitPlan, find_loose_tie
 from rankdeck.parallel.tensor.trial import SplitDifference
 
 
-def known_plan(
-    known: KnownModel,
+def cached_plan(
+    known: ModelAnalysis,
     model: nn.Module,
     num_ranks: int,
     given: Mapping[str, Kind] | None,
@@ -72,9 +72,11 @@ def make_plan(
     """
     if not given:
         return find_plan(model, num_ranks, inputs)
-    plan = given_plan(model, num_ranks, given)
-    for unit, difference in _differing(model, plan, inputs, {}).items():
-        raise differs(unit, difference, _operation(model, unit, inputs), is_given=True)
+    plan = plan_from_patterns(model, num_ranks, given)
+    for unit, difference in _differing_units(model, plan, inputs, {}).items():
+        raise split_difference_error(
+            unit, difference, _blocking_operation(model, unit, inputs), is_given=True
+        )
     return plan
 
 
@@ -96,27 +98,27 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
     biases: list[str] = []
     entered: dict[str, tuple[Any, ...] | None] = dict.fromkeys(blocks)
     if blocks:
-        between = look_between(model, [*attentions, *pairs], inputs, entered)
+        between = find_layer_flow(model, [*attentions, *pairs], inputs, entered)
         pairs = [pair for pair in pairs if not between.weights[pair.row]]
-        biases = _biases_of_heads(model, attentions, between)
-        around = between.around
-    groups: list[AttentionLayers | Pair] = [*attentions, *pairs]
+        biases = _head_bias_tables(model, attentions, between)
+        around = between.bypassed
+    groups: list[AttentionLayers | FeedForwardPair] = [*attentions, *pairs]
     layers = [SplitLayer(name, "column") for name in biases]
     for group in groups:
         layers += [SplitLayer(name, "column") for name in group.columns]
         layers.append(SplitLayer(group.row, "row"))
     if not layers:
-        raise from_rank_0(lambda: nothing_to_split(model, num_ranks, inputs)) or AssertionError
-    entries = tuple(name for name in _entries(model, layers, groups) if name not in around)
-    vocabulary, output = _vocabulary(model, num_ranks, blocks) if blocks else ([], None)
+        raise run_on_rank_0(lambda: no_split_error(model, num_ranks, inputs)) or AssertionError
+    entries = tuple(name for name in _iter_input_modules(model, layers, groups) if name not in around)
+    vocabulary, output = _vocabulary_layers(model, num_ranks, blocks) if blocks else ([], None)
     counts = tuple(count for attention in attentions for count in attention.counts)
     plan = SplitPlan(num_ranks, (*layers, *vocabulary), entries, tuple(blocks), counts, output)
-    left = _without_what_differs(model, plan, inputs, entered)
+    left = _drop_differing_units(model, plan, inputs, entered)
     split = {layer.name for layer in left.layers}
-    return replace(left, whole=tuple(one.row for one in attentions if one.row not in split))
+    return replace(left, unsplit_attentions=tuple(one.row for one in attentions if one.row not in split))
 
 
-def _without_what_differs(
+def _drop_differing_units(
     model: nn.Module, plan: SplitPlan, inputs: Any, entered: Mapping[str, Any]
 ) -> SplitPlan:
     """The units of a plan that compute from slices what they compute whole.
@@ -124,15 +126,15 @@ def _without_what_differs(
     Raises:
         ModelError: no columns with a row are left, or an attention takes no slices.
     """
-    differing = _differing(model, plan, inputs, entered)
+    differing = _differing_units(model, plan, inputs, entered)
     for unit, difference in differing.items():
-        if unit.heads and difference.complaint and not difference.is_outside:
-            raise does_not_take_slices(model, difference.complaint)
+        if unit.heads and difference.error and not difference.is_outside:
+            raise slices_error(model, difference.error)
     dropped = {layer for unit in differing for layer in unit.layers}
-    left = plan.only([layer for layer in plan.layers if layer not in dropped])
+    left = plan.with_layers([layer for layer in plan.layers if layer not in dropped])
     for unit, difference in differing.items():
         if not any(_is_row(model, layer) for layer in left.layers):
-            raise differs(unit, difference, _operation(model, unit, inputs))
+            raise split_difference_error(unit, difference, _blocking_operation(model, unit, inputs))
     return left
 
 
@@ -140,25 +142,27 @@ def _is_row(model: nn.Module, layer: SplitLayer) -> bool:
     return layer.kind == "row" and isinstance(model.get_submodule(layer.name), nn.Linear)
 
 
-def _differing(
+def _differing_units(
     model: nn.Module, plan: SplitPlan, inputs: Any, entered: Mapping[str, Any]
-) -> dict[Unit, SplitDifference]:
+) -> dict[SplitUnit, SplitDifference]:
     """All ranks of a run call this together."""
-    units = units_of(model, plan)
-    found = from_rank_0(
+    units = split_units(model, plan)
+    found = run_on_rank_0(
         lambda: [] if inputs is None else find_differences(model, plan, units, inputs, entered)
     )
     pairs = zip(units, found or [None] * len(units), strict=True)
     return {unit: difference for unit, difference in pairs if difference is not None}
 
 
-def _operation(model: nn.Module, unit: Unit, inputs: Any) -> str | None:
+def _blocking_operation(model: nn.Module, unit: SplitUnit, inputs: Any) -> str | None:
     """What between a unit's columns and its row needs all of their numbers. All ranks call this together."""
     names = [layer.name for layer in unit.layers]
-    return from_rank_0(lambda: operation_between(model, names[:-1], names[-1], inputs))
+    return run_on_rank_0(lambda: operation_between(model, names[:-1], names[-1], inputs))
 
 
-def _biases_of_heads(model: nn.Module, attentions: Sequence[AttentionLayers], between: Between) -> list[str]:
+def _head_bias_tables(
+    model: nn.Module, attentions: Sequence[AttentionLayers], between: LayerFlow
+) -> list[str]:
     """Tables with a number per head that is added to the scores (T5): each rank takes those of its heads.
 
     Raises:
@@ -186,8 +190,8 @@ def _biases_of_heads(model: nn.Module, attentions: Sequence[AttentionLayers], be
     return list(tables)
 
 
-def _entries(
-    model: nn.Module, layers: Iterable[SplitLayer], groups: Iterable[AttentionLayers | Pair]
+def _iter_input_modules(
+    model: nn.Module, layers: Iterable[SplitLayer], groups: Iterable[AttentionLayers | FeedForwardPair]
 ) -> Iterator[str]:
     """Parents of several columns of one group that hold no weights but those of split layers."""
     split = {layer.name for layer in layers}
@@ -201,16 +205,20 @@ def _entries(
             yield parent
 
 
-def _vocabulary(model: nn.Module, num_ranks: int, blocks: list[str]) -> tuple[list[SplitLayer], str | None]:
+def _vocabulary_layers(
+    model: nn.Module, num_ranks: int, blocks: list[str]
+) -> tuple[list[SplitLayer], str | None]:
     """The embedding's rows and the output layer's columns, where both speak of the same vocabulary.
 
     A tied weight is split under all its names or not at all.
     """
-    embeddings = {n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding) and _is_lookup(m)}
+    embeddings = {
+        n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding) and _is_plain_lookup(m)
+    }
     linears = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     name, last = linears[-1]
     if (
-        not is_plain(last)
+        not has_plain_weight(last)
         or any(name.startswith(f"{block}.") for block in blocks)
         or last.out_features % num_ranks
     ):
@@ -218,25 +226,27 @@ def _vocabulary(model: nn.Module, num_ranks: int, blocks: list[str]) -> tuple[li
     tables = [n for n, m in embeddings.items() if m.num_embeddings == last.out_features]
     if not tables:
         return [], None
-    output = SplitLayer(name, "column", gathers=True)
+    output = SplitLayer(name, "column", gathers_output=True)
     # A padding index would count from each rank's own first row.
     rows = [SplitLayer(table, "row") for table in tables[:1] if embeddings[table].padding_idx is None]
     for chosen in ([*rows, output], [output], rows):
-        if not loose_tie(model, {layer.name for layer in chosen}):
+        if not find_loose_tie(model, {layer.name for layer in chosen}):
             return chosen, name if output in chosen else None
     return [], None
 
 
-def _is_lookup(table: nn.Embedding) -> bool:
+def _is_plain_lookup(table: nn.Embedding) -> bool:
     """Whether a table is looked up and nothing else: one with a largest norm changes in each forward, and
     counts of words would be a rank's own."""
-    return is_plain(table) and table.max_norm is None and not (table.scale_grad_by_freq or table.sparse)
+    return (
+        has_plain_weight(table) and table.max_norm is None and not (table.scale_grad_by_freq or table.sparse)
+    )
 
 
 # A person's plan: name patterns to "column" or "row".
 
 
-def given_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> SplitPlan:
+def plan_from_patterns(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> SplitPlan:
     """A person's plan: name patterns ("blocks.*.up") to "column" or "row".
 
     A column that no row follows, in the model's order, is put together again behind it.
@@ -270,16 +280,16 @@ def given_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> S
             for later in split[place + 1 :]
         )
         layers.append(SplitLayer(name, kinds[name], kinds[name] == "column" and (embeds or not rows_follow)))
-    if loose := loose_tie(model, set(split)):
+    if loose := find_loose_tie(model, set(split)):
         raise ModelError(
             phrase("strategy.plan splits a weight that {loose} shares and does not split.", loose=loose),
             path="strategy.plan",
             advice=phrase("Name {loose} in the plan too, or neither.", loose=loose),
         )
-    return SplitPlan(num_ranks, tuple(layers), heads=_heads(model, num_ranks, layers), is_given=True)
+    return SplitPlan(num_ranks, tuple(layers), heads=_find_heads(model, num_ranks, layers), is_user_plan=True)
 
 
-def _heads(model: nn.Module, num_ranks: int, layers: Iterable[SplitLayer]) -> tuple[HeadCount, ...]:
+def _find_heads(model: nn.Module, num_ranks: int, layers: Iterable[SplitLayer]) -> tuple[HeadCount, ...]:
     """The numbers of heads of attentions that the plan splits as a found plan would."""
     split = {(layer.name, layer.kind) for layer in layers}
     with contextlib.suppress(ModelError):  # what a found plan cannot split may be no part of this one
@@ -293,7 +303,7 @@ def _heads(model: nn.Module, num_ranks: int, layers: Iterable[SplitLayer]) -> tu
 
 
 def _require_plain(name: str, module: nn.Module) -> None:
-    if not is_plain(module):
+    if not has_plain_weight(module):
         raise ModelError(
             phrase(
                 "strategy.plan: {name} computes its weight from others (weight_norm, a parametrization), or "

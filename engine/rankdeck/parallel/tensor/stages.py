@@ -12,7 +12,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import HybridOptions
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.tensor.apply import LayerSplit
-from rankdeck.parallel.tensor.split_plan import SplitPlan, is_table_of_heads
+from rankdeck.parallel.tensor.split_plan import SplitPlan, is_head_table
 
 
 def split_stages(
@@ -27,8 +27,8 @@ def split_stages(
         ModelError: nothing can be split so, or an option needs other cuts.
     """
     cut = stages.cut
-    require_own_modules(stages, "tensor")
-    tables = [layer.name for layer in plan.layers if is_table_of_heads(cut.model, layer)]
+    require_model_modules(stages, "tensor")
+    tables = [layer.name for layer in plan.layers if is_head_table(cut.model, layer)]
     if tables:
         raise ModelError(
             phrase(
@@ -39,8 +39,10 @@ def split_stages(
             path="strategy.tensor",
             advice=phrase("Use stage or tensor alone, or data or shard beside one of them."),
         )
-    inside = plan.inside(cut.model, [set(cut.stages[stage].modules()) for stage in stages.own])
-    if not inside.held_by(cut.model).layers and (torn := plan.held_by(cut.model).layers):
+    inside = plan.restrict_to_stages(
+        cut.model, [set(cut.stages[stage].modules()) for stage in stages.local_stages]
+    )
+    if not inside.restrict_to_model(cut.model).layers and (torn := plan.restrict_to_model(cut.model).layers):
         raise ModelError(
             phrase(
                 "{module} would be split over tensor together with a layer of another stage.",
@@ -51,8 +53,8 @@ def split_stages(
                 "Give strategy.cuts that keep such layers in one stage, or use stage or tensor alone."
             ),
         )
-    blocks = [[name for name in inside.blocks if name in cut.units[stage]] for stage in stages.own]
-    if options.sequence_parallel and sum(map(len, blocks)) < len(plan.held_by(cut.model).blocks):
+    blocks = [[name for name in inside.blocks if name in cut.units[stage]] for stage in stages.local_stages]
+    if options.sequence_parallel and sum(map(len, blocks)) < len(plan.restrict_to_model(cut.model).blocks):
         raise ModelError(
             phrase(
                 "strategy.sequence_parallel needs stages of whole transformer blocks, and the model was cut "
@@ -62,14 +64,20 @@ def split_stages(
             advice=phrase("Leave it out, or give strategy.cuts that begin with blocks."),
         )
     return LayerSplit(
-        cut.model, plan, mesh, options, own=stages.own_modules(), inside=inside, rows_of_blocks=blocks
+        cut.model,
+        plan,
+        mesh,
+        options,
+        local_modules=stages.local_modules(),
+        stage_plan=inside,
+        block_runs=blocks,
     )
 
 
-def require_own_modules(stages: StageCommunication, axis: str) -> None:
+def require_model_modules(stages: StageCommunication, axis: str) -> None:
     """Raises: ModelError where a stage runs copies of the model's modules, over the same weights."""
     modules: set[nn.Module] = set(stages.cut.model.modules())
-    for stage in stages.own:
+    for stage in stages.local_stages:
         for module in stages.cut.stages[stage].modules():
             if any(True for _ in module.parameters(recurse=False)) and module not in modules:
                 raise ModelError(

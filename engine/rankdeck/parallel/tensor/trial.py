@@ -8,7 +8,7 @@ ranks.
 
 Values are the model's own in fp64, disturbed: a bias that is zero at the start would hide what is done to it.
 A model without values (a plan's) gets random ones. Training mode where the model draws nothing at random in
-it, else evaluation. Read checked.py next.
+it, else evaluation. Read plan_check.py next.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankdeck.diagnose.exceptions import own_place
-from rankdeck.models.checkpointing import keep_activations
-from rankdeck.parallel.nested import doubled, each_tensor, tensors_of
+from rankdeck.diagnose.exceptions import user_location
+from rankdeck.models.checkpointing import undo_checkpointing
+from rankdeck.parallel.pytree import fp64_dtype, map_tensors, tensor_leaves
 from rankdeck.parallel.tensor.attention import HeadCount
-from rankdeck.parallel.tensor.split_plan import OutsideItsLayerError, SplitLayer, put_slices
+from rankdeck.parallel.tensor.split_plan import SplitLayer, UsedOutsideLayerError, apply_slices
 from rankdeck.torch_compat.dispatch import in_backward, without_modes
 from rankdeck.torch_compat.fake_tensors import FakeTensor
 from rankdeck.torch_compat.modules import Dropout, deep_copy
 
-Call = Callable[[nn.Module, Any], Any]
-_MOST_RANKS = 4
+CallModel = Callable[[nn.Module, Any], Any]
+_MAX_RANKS = 4
 """So many are tried out; more ranks see the same operations."""
-_LONGEST_WAIT_S = 60.0
-_BARS = {torch.float64: 1e-4, torch.float32: 1e-3}
+_EXCHANGE_TIMEOUT_S = 60.0
+_TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-3}
 """Some models compute norms and softmax in fp32 whatever comes in."""
 
 
 @dataclass(frozen=True)
 class SplitDifference:
-    """How a split differs from the whole: `complaint` is what the model's own code said to its slices, of
-    which one was used outside of its layer where `is_outside`; else values differ, by `share` of the
+    """How a split differs from the whole: `error` is what the model's own code said to its slices, of
+    which one was used outside of its layer where `is_outside`; else values differ, by `relative` of the
     largest."""
 
-    complaint: str | None = None
+    error: str | None = None
     is_outside: bool = False
-    share: float = 0.0
+    relative: float = 0.0
 
 
-class CannotTryError(Exception):
+class TrialImpossibleError(Exception):
     """The model cannot be tried out on values."""
 
 
 @dataclass(frozen=True)
-class _Way:
+class _TrialMode:
     """How values are computed: in training or evaluation mode, in fp64 or as they are, disturbed or not."""
 
-    trains: bool
+    is_training: bool
     dtype: torch.dtype
-    disturbed: bool
-    blank: int = 1
+    is_perturbed: bool
+    buffer_fill: int = 1
     """What buffers are filled with that have no values."""
 
 
-_WAYS = [
-    _Way(trains, dtype, disturbed, blank)
+_TRIAL_MODES = [
+    _TrialMode(trains, dtype, disturbed, blank)
     for dtype, disturbed in ((torch.float64, True), (torch.float64, False), (torch.float32, False))
     for blank in (1, 0)
     for trains in (True, False)
@@ -80,97 +80,99 @@ class _Outcome:
     gradients: list[Tensor | None]
 
 
-class Trial:
+class SplitTrial:
     """A module on a small batch; `call` calls it.
 
     Raises:
         CannotTryError: it cannot be copied, or gives nothing that could be compared.
     """
 
-    def __init__(self, model: nn.Module, inputs: Any, num_ranks: int, call: Call) -> None:
-        self._num_ranks = max((n for n in range(2, _MOST_RANKS + 1) if num_ranks % n == 0), default=num_ranks)
-        self._factor = num_ranks // self._num_ranks
+    def __init__(self, model: nn.Module, inputs: Any, num_ranks: int, call: CallModel) -> None:
+        self._num_ranks = max((n for n in range(2, _MAX_RANKS + 1) if num_ranks % n == 0), default=num_ranks)
+        self._rank_factor = num_ranks // self._num_ranks
         self._call = call
-        with _alone():
-            self._base, self._inputs, self._whole, self._bar = self._prepared(model, inputs)
+        with _isolated():
+            self._base, self._inputs, self._reference, self._tolerance = self._prepare(model, inputs)
 
-    def _prepared(self, model: nn.Module, inputs: Any) -> tuple[nn.Module, Any, _Outcome, float]:
+    def _prepare(self, model: nn.Module, inputs: Any) -> tuple[nn.Module, Any, _Outcome, float]:
         """The model's first way of computing that gives finite values, and the same ones twice."""
-        for way in _WAYS:
+        for way in _TRIAL_MODES:
             try:
                 base = _copy_with_values(model, way)
-                values = each_tensor(inputs, functools.partial(_input_values, way))
+                values = map_tensors(inputs, functools.partial(_input_values, way))
                 outcome = self._run(base, values, seed=0)
                 again = self._run(base, values, seed=1)
             except Exception:  # a person's code may raise anything
                 continue
-            bar = _BARS[way.dtype]
-            if outcome.outputs and _are_finite(outcome) and _share(outcome, again) <= bar:
+            bar = _TOLERANCES[way.dtype]
+            if outcome.outputs and _is_finite(outcome) and _relative_difference(outcome, again) <= bar:
                 return base, values, outcome, bar
-        raise CannotTryError
+        raise TrialImpossibleError
 
     def _run(self, base: nn.Module, inputs: Any, seed: int) -> _Outcome:
         torch.manual_seed(seed)
-        outputs = _floating(self._call(_same_leaves(base), _clones(inputs)))
+        outputs = _floating_tensors(self._call(_copy_sharing_weights(base), _clone_inputs(inputs)))
         return _Outcome([tensor.detach() for tensor in outputs], _gradients(base, outputs))
 
     def difference(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> SplitDifference | None:
         """How the model with these layers split differs from the whole one; None where it does not."""
-        with _alone():
+        with _isolated():
             try:
-                by_rank = self._together(layers, heads)
-            except OutsideItsLayerError as error:
+                by_rank = self._run_ranks(layers, heads)
+            except UsedOutsideLayerError as error:
                 return SplitDifference(str(error), is_outside=True)
             except Exception as error:
-                return SplitDifference(complaint_of(error))
-            whole = self._whole
+                return SplitDifference(exception_text(error))
+            whole = self._reference
             try:
                 gradients = _gradients(self._base, by_rank[0])
-            except _AgainInBackwardError:
+            except _RecomputeError:
                 gradients, whole = [], _Outcome(whole.outputs, [])
             except Exception as error:  # a forward that writes to weights, which ranks share here
-                return SplitDifference(complaint_of(error))
+                return SplitDifference(exception_text(error))
             outcomes = [_Outcome([one.detach() for one in outputs], gradients) for outputs in by_rank]
-            share = max(_share(whole, outcome) for outcome in outcomes)
-        return SplitDifference(share=share) if share > self._bar else None
+            share = max(_relative_difference(whole, outcome) for outcome in outcomes)
+        return SplitDifference(relative=share) if share > self._tolerance else None
 
-    def _together(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> list[list[Tensor]]:
+    def _run_ranks(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> list[list[Tensor]]:
         """The outputs of all ranks, each computed in a thread."""
-        meeting = _Meeting(self._num_ranks)
-        heads = [HeadCount(one.module, one.attribute, one.count * self._factor) for one in heads]
+        meeting = _ThreadExchange(self._num_ranks)
+        heads = [HeadCount(one.module, one.attribute, one.count * self._rank_factor) for one in heads]
         copies = [
-            put_slices(
-                _same_leaves(self._base),
+            apply_slices(
+                _copy_sharing_weights(self._base),
                 layers,
                 heads,
                 rank=rank,
                 num_ranks=self._num_ranks,
-                exchange=meeting.exchange_of(rank),
+                exchange=meeting.make_exchange(rank),
             )
             for rank in range(self._num_ranks)
         ]
-        return meeting.run(
-            [lambda copied=copied: _floating(self._call(copied, _clones(self._inputs))) for copied in copies]  # type: ignore[misc]
-        )
+
+        def compute(copied: nn.Module) -> list[Tensor]:
+            return _floating_tensors(self._call(copied, _clone_inputs(self._inputs)))
+
+        return meeting.run([functools.partial(compute, copied) for copied in copies])
 
 
-class _AgainInBackwardError(Exception):
+class _RecomputeError(Exception):
     """A forward that the model computes again in backward, where the other ranks are not."""
 
 
-class _Meeting:
+class _ThreadExchange:
     """Ranks as threads, which wait for each other wherever they exchange a tensor."""
 
     def __init__(self, num_ranks: int) -> None:
-        self._barrier = threading.Barrier(num_ranks, timeout=_LONGEST_WAIT_S)
+        self._barrier = threading.Barrier(num_ranks, timeout=_EXCHANGE_TIMEOUT_S)
         self._slots: list[Any] = [None] * num_ranks
 
-    def exchange_of(self, rank: int) -> Callable[[Tensor], list[Tensor]]:
+    def make_exchange(self, rank: int) -> Callable[[Tensor], list[Tensor]]:
         return lambda tensor: self._exchange(rank, tensor)
 
     def _exchange(self, rank: int, value: Any) -> list[Any]:
         if in_backward():
-            raise _AgainInBackwardError
+            raise _RecomputeError
         self._slots[rank] = value
         self._barrier.wait()
         everything = list(self._slots)
@@ -205,20 +207,20 @@ class _Meeting:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _isolated() -> Iterator[None]:
     """Without the caller's modes, and with its random numbers put back."""
     with without_modes(), torch.random.fork_rng(devices=[]), torch.enable_grad():
         yield
 
 
-def complaint_of(error: Exception) -> str:
+def exception_text(error: Exception) -> str:
     """What code raised, with the person's own line."""
-    file, line = own_place(error)
+    file, line = user_location(error)
     where = f" ({file}, line {line})" if file else ""
     return f"{(str(error).strip().splitlines() or [type(error).__name__])[0]}{where}"
 
 
-def _copy_with_values(model: nn.Module, way: _Way) -> nn.Module:
+def _copy_with_values(model: nn.Module, way: _TrialMode) -> nn.Module:
     """A copy of the model whose weights are its own leaves."""
     copies: dict[int, Any] = {}
     generator = _generator()
@@ -227,8 +229,8 @@ def _copy_with_values(model: nn.Module, way: _Way) -> nn.Module:
         copies[id(weight)] = nn.Parameter(values, requires_grad=weight.requires_grad)
     for buffer in model.buffers():
         copies[id(buffer)] = _buffer_values(buffer, way)
-    copied = deep_copy(model, copies).train(way.trains)
-    keep_activations(copied)
+    copied = deep_copy(model, copies).train(way.is_training)
+    undo_checkpointing(copied)
     for module in copied.modules():
         if isinstance(module, Dropout):
             module.p = 0.0
@@ -239,13 +241,13 @@ def _has_values(tensor: Tensor) -> bool:
     return not isinstance(tensor, FakeTensor) and not tensor.is_meta
 
 
-def _weight_values(weight: Tensor, way: _Way, generator: torch.Generator) -> Tensor:
+def _weight_values(weight: Tensor, way: _TrialMode, generator: torch.Generator) -> Tensor:
     shape = tuple(weight.shape)
-    dtype = doubled(weight.dtype) if way.dtype is torch.float64 else weight.dtype
+    dtype = fp64_dtype(weight.dtype) if way.dtype is torch.float64 else weight.dtype
     is_number = dtype.is_floating_point or dtype.is_complex
     known = _has_values(weight)
     values = weight.detach().clone().to(dtype) if known else torch.ones(shape, dtype=dtype)
-    if not is_number or (known and not way.disturbed):
+    if not is_number or (known and not way.is_perturbed):
         return values
     fan_in = values[0].numel() if values.dim() > 1 and len(values) else 25
     spread: float = 0.5 / max(fan_in, 1) ** 0.5
@@ -253,15 +255,15 @@ def _weight_values(weight: Tensor, way: _Way, generator: torch.Generator) -> Ten
     return values + noise if known or values.dim() < 2 else 2 * noise
 
 
-def _buffer_values(buffer: Tensor, way: _Way) -> Tensor:
-    dtype = doubled(buffer.dtype) if way.dtype is torch.float64 else buffer.dtype
+def _buffer_values(buffer: Tensor, way: _TrialMode) -> Tensor:
+    dtype = fp64_dtype(buffer.dtype) if way.dtype is torch.float64 else buffer.dtype
     if _has_values(buffer):
         return buffer.detach().clone().to(dtype)
-    return torch.full(tuple(buffer.shape), way.blank, dtype=dtype)
+    return torch.full(tuple(buffer.shape), way.buffer_fill, dtype=dtype)
 
 
-def _input_values(way: _Way, tensor: Tensor) -> Tensor:
-    dtype = doubled(tensor.dtype) if way.dtype is torch.float64 else tensor.dtype
+def _input_values(way: _TrialMode, tensor: Tensor) -> Tensor:
+    dtype = fp64_dtype(tensor.dtype) if way.dtype is torch.float64 else tensor.dtype
     if _has_values(tensor):
         return tensor.detach().clone().to(dtype)
     shape = tuple(tensor.shape)
@@ -276,18 +278,18 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def _same_leaves(base: nn.Module) -> nn.Module:
+def _copy_sharing_weights(base: nn.Module) -> nn.Module:
     """A copy with the same weights and with buffers and attributes of its own."""
     return deep_copy(base, {id(weight): weight for weight in base.parameters()})
 
 
-def _clones(inputs: Any) -> Any:
-    return each_tensor(inputs, torch.clone)
+def _clone_inputs(inputs: Any) -> Any:
+    return map_tensors(inputs, torch.clone)
 
 
-def _floating(outputs: Any) -> list[Tensor]:
+def _floating_tensors(outputs: Any) -> list[Tensor]:
     """The tensors of numbers in what a model gives; it may be a data class."""
-    tensors = tensors_of(outputs) or tensors_of(getattr(outputs, "__dict__", {}))
+    tensors = tensor_leaves(outputs) or tensor_leaves(getattr(outputs, "__dict__", {}))
     return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
 
 
@@ -305,28 +307,28 @@ def _gradients(base: nn.Module, outputs: Sequence[Tensor]) -> list[Tensor | None
     return list(torch.autograd.grad(torch.stack(sums).sum(), leaves, allow_unused=True))
 
 
-def _are_finite(outcome: _Outcome) -> bool:
+def _is_finite(outcome: _Outcome) -> bool:
     tensors = [*outcome.outputs, *(gradient for gradient in outcome.gradients if gradient is not None)]
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
-def _share(whole: _Outcome, other: _Outcome) -> float:
+def _relative_difference(whole: _Outcome, other: _Outcome) -> float:
     """The largest difference, as a share of the largest number of its tensor. A gradient that is nothing but
     rounding is measured by the largest of all."""
     if len(whole.outputs) != len(other.outputs) or len(whole.gradients) != len(other.gradients):
         return float("inf")
     shares = [0.0]
     for tensors, others in ((whole.outputs, other.outputs), (whole.gradients, other.gradients)):
-        largest = max((_size(tensor) for tensor in tensors if tensor is not None), default=0.0)
+        largest = max((_max_abs(tensor) for tensor in tensors if tensor is not None), default=0.0)
         for tensor, its in zip(tensors, others, strict=True):
             known, own = (torch.zeros(()) if one is None else one for one in (tensor, its))
             if tensor is not None and its is not None and tensor.shape != its.shape:
                 return float("inf")
-            difference = _size(known - own)
+            difference = _max_abs(known - own)
             if difference > 0:
-                shares.append(difference / max(_size(known), 1e-2 * largest, 1e-30))
+                shares.append(difference / max(_max_abs(known), 1e-2 * largest, 1e-30))
     return max(shares)
 
 
-def _size(tensor: Tensor) -> float:
+def _max_abs(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0

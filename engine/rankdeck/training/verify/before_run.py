@@ -11,13 +11,13 @@ import torch
 
 from rankdeck import events
 from rankdeck.base.errors import ModelError, Problem
-from rankdeck.base.phrases import marked, phrase, sentences
+from rankdeck.base.phrases import join_sentences, phrase, tr_noop
 from rankdeck.config import RunConfig
 from rankdeck.diagnose.fixes import Fix
-from rankdeck.parallel.tensor.split_plan import KnownModel
-from rankdeck.training.sameness import batch_norms_differ, draws_differ
+from rankdeck.parallel.tensor.split_plan import ModelAnalysis
+from rankdeck.training.parity_notes import batch_norm_note, dropout_note
 from rankdeck.training.verify.causes import Cause, Discrepancy
-from rankdeck.training.verify.check import EqualityCheck, Result
+from rankdeck.training.verify.check import CheckResult, EqualityCheck
 from rankdeck.training.workload import Workload
 
 
@@ -28,12 +28,12 @@ def verify(
     world_size: int,
     devices: list[torch.device],
     num_devices: int,
-    known: KnownModel,
+    analysis: ModelAnalysis,
     beat: Callable[[str], object],
     write: Callable[[events.Event], object],
 ) -> list[Problem] | None:
     """What differs from one device by nature; None where nothing could be compared. All ranks of the run call
-    this together, and rank 0 writes the result. `known` gets what was found out about the model,
+    this together, and rank 0 writes the result. `analysis` gets what was found out about the model,
     for assembly.py.
 
     Raises: ModelError where the strategy computes something else than one device.
@@ -45,16 +45,16 @@ def verify(
         world_size=world_size,
         devices=devices,
         num_devices=num_devices,
-        known=known,
-        full=config.train.verify == "full",
+        analysis=analysis,
+        is_full=config.train.verify == "full",
         beat=beat,
     )
     result = check.run()
     if rank == 0:
-        write(event_of(result))
+        write(verified_event(result))
     if result.finding is not None:
-        raise refusal(result.finding, config, check.cut)
-    return None if result.unchecked is not None else notes_of(result, config, check.cut)
+        raise verification_error(result.finding, config, check.batch_split)
+    return None if result.skip_reason is not None else verification_notes(result, config, check.batch_split)
 
 
 # What becomes of the check's result: an event for readers of the run, notes, or a refusal.
@@ -63,84 +63,84 @@ def verify(
 # All else is refused, because a run that silently computes something else than one device costs weeks;
 # train.verify = "off" trains all the same. Read ../worker.py next.
 
-REFUSED = "differs-from-one-device"
+DIFFERS_CODE = "differs-from-one-device"
 """The code of a run that the check refuses."""
-_NAMES_SHOWN = 3
+_MAX_NAMES = 3
 
 _MESSAGES: dict[Cause, str] = {
-    "samples": marked(
+    "samples": tr_noop(
         "The model mixes the samples of a batch: strategy.use = {strategy} gives each forward {num} of "
         "{batch} samples, and its weights differ from one device's ({names})."
     ),
-    "loss": marked(
+    "loss": tr_noop(
         "The loss does not add up over slices of a batch: strategy.use = {strategy} computes it for {num} of "
         "{batch} samples at a time, and its weights differ from one device's ({names})."
     ),
-    "state": marked(
+    "state": tr_noop(
         "State that a forward changes differs from one device's under strategy.use = {strategy}: {names}."
     ),
-    "forward": marked(
+    "forward": tr_noop(
         "strategy.use = {strategy} computes another loss than one device from the same weights; what differs "
         "most: {names}."
     ),
-    "gradient": marked(
+    "gradient": tr_noop(
         "strategy.use = {strategy} computes other gradients than one device from the same weights: {names}."
     ),
-    "optimizer": marked(
+    "optimizer": tr_noop(
         "train.optimizer.use = {optimizer} makes other weights under strategy.use = {strategy} than on one "
         "device, of the same gradients: {names}."
     ),
-    "unknown": marked(
+    "unknown": tr_noop(
         "strategy.use = {strategy} computes something else than one device, and there was no time to find "
         "out why; what differs most: {names}."
     ),
 }
-_NOT_FINITE = marked("The loss is NaN or infinite there, and finite on one device.")
-_WHOLE_BATCHES = Fix(
-    marked('Use strategy.use = "model" or "tensor", which take whole batches.'),
+_NOT_FINITE = tr_noop("The loss is NaN or infinite there, and finite on one device.")
+_USE_FULL_BATCHES = Fix(
+    tr_noop('Use strategy.use = "model" or "tensor", which take whole batches.'),
     changes={"strategy.use": "model"},
 )
-_WHOLE_MODEL = Fix(
-    marked('Use strategy.use = "ddp", where every rank runs the model as it is.'),
+_USE_FULL_MODEL = Fix(
+    tr_noop('Use strategy.use = "ddp", where every rank runs the model as it is.'),
     changes={"strategy.use": "ddp"},
 )
-_ONE_DEVICE = Fix(marked('Use strategy.use = "single".'), changes={"strategy.use": "single"})
-_FIND_OUT = Fix(marked('Set train.verify = "full" to find out why.'), changes={"train.verify": "full"})
+_USE_ONE_DEVICE = Fix(tr_noop('Use strategy.use = "single".'), changes={"strategy.use": "single"})
+_USE_FULL_CHECK = Fix(tr_noop('Set train.verify = "full" to find out why.'), changes={"train.verify": "full"})
 _FIXES: dict[Cause, Fix] = {
-    "samples": _WHOLE_BATCHES,
-    "loss": _WHOLE_BATCHES,
-    "state": _WHOLE_BATCHES,
-    "forward": _WHOLE_MODEL,
-    "gradient": _WHOLE_MODEL,
-    "optimizer": _WHOLE_MODEL,
-    "unknown": _FIND_OUT,
+    "samples": _USE_FULL_BATCHES,
+    "loss": _USE_FULL_BATCHES,
+    "state": _USE_FULL_BATCHES,
+    "forward": _USE_FULL_MODEL,
+    "gradient": _USE_FULL_MODEL,
+    "optimizer": _USE_FULL_MODEL,
+    "unknown": _USE_FULL_CHECK,
 }
-_OVERRIDE = marked('train.verify = "off" trains all the same.')
+_OVERRIDE = tr_noop('train.verify = "off" trains all the same.')
 
 
-def event_of(result: Result) -> events.Verified:
+def verified_event(result: CheckResult) -> events.Verified:
     """The result as rank 0 writes it."""
     finding = result.finding
-    outcome = "unchecked" if result.unchecked is not None else "equal"
-    if result.unchecked is None and (finding is not None or result.left_out):
+    outcome = "unchecked" if result.skip_reason is not None else "equal"
+    if result.skip_reason is None and (finding is not None or result.excluded):
         outcome = "differs" if finding is not None else "noted"
-    cause = finding.cause if finding is not None else next(iter(result.left_out), None)
+    cause = finding.cause if finding is not None else next(iter(result.excluded), None)
     return events.Verified(
         rank=0,
         outcome=outcome,
         cause=cause,
-        names=[] if finding is None else finding.names[:_NAMES_SHOWN],
-        largest=result.largest,
+        names=[] if finding is None else finding.names[:_MAX_NAMES],
+        largest=result.max_difference,
         precision=result.precision,
         samples=result.num_samples,
         steps=result.num_steps,
         seconds=result.seconds,
-        why=None if result.unchecked is None else str(result.unchecked),
-        layers=result.most_layers,
+        why=None if result.skip_reason is None else str(result.skip_reason),
+        layers=result.max_layers,
     )
 
 
-def refusal(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> ModelError:
+def verification_error(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> ModelError:
     """The error that ends a run which would compute something else than one device. `cut`: samples of a part
     of its batch, and those that one forward sees."""
     message = phrase(
@@ -149,46 +149,46 @@ def refusal(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> Mo
         optimizer=config.train.optimizer.use,
         batch=cut[0],
         num=cut[1],
-        names=_listed(finding),
+        names=_list_tensors(finding),
     )
-    is_finite = all(one.kind != "loss" or math.isfinite(one.largest) for one in finding.differences)
-    told = sentences((message, None if is_finite else phrase(_NOT_FINITE)))
+    is_finite = all(one.kind != "loss" or math.isfinite(one.max_difference) for one in finding.differences)
+    told = join_sentences((message, None if is_finite else phrase(_NOT_FINITE)))
     fix = _FIXES[finding.cause]
-    if fix == _WHOLE_MODEL and config.strategy.use == "ddp":
-        fix = _ONE_DEVICE
-    advice = sentences((phrase(fix.text), phrase(_OVERRIDE)))
-    return ModelError(told, code=REFUSED, path="strategy.use", advice=advice, cure=fix.changes)
+    if fix == _USE_FULL_MODEL and config.strategy.use == "ddp":
+        fix = _USE_ONE_DEVICE
+    advice = join_sentences((phrase(fix.text), phrase(_OVERRIDE)))
+    return ModelError(told, code=DIFFERS_CODE, path="strategy.use", advice=advice, changes=fix.changes)
 
 
-def _listed(finding: Discrepancy) -> str:
+def _list_tensors(finding: Discrepancy) -> str:
     """The tensors that differ most, with how much of their change that is."""
     relative: dict[str, float] = {}
     for difference in finding.differences:
         if math.isfinite(difference.relative):
             relative[difference.name] = max(relative.get(difference.name, 0.0), difference.relative)
     shown = [
-        f"{name} ({_share(relative[name])} of its change)" if name in relative else name
-        for name in finding.names[:_NAMES_SHOWN]
+        f"{name} ({_format_share(relative[name])} of its change)" if name in relative else name
+        for name in finding.names[:_MAX_NAMES]
     ]
     more = len(finding.names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
-def _share(relative: float) -> str:
+def _format_share(relative: float) -> str:
     return f"{relative:.1%}" if relative >= 5e-4 else f"{relative:.0e}"
 
 
-def notes_of(result: Result, config: RunConfig, cut: tuple[int, int]) -> list[Problem]:
+def verification_notes(result: CheckResult, config: RunConfig, cut: tuple[int, int]) -> list[Problem]:
     """What differs from one device by nature; `cut` as above."""
-    return list(_notes(result, config, cut))
+    return list(_iter_notes(result, config, cut))
 
 
-def _notes(result: Result, config: RunConfig, cut: tuple[int, int]) -> Iterator[Problem]:
-    if "batch-norm" in result.left_out:
-        yield batch_norms_differ(config, cut[1], cut[0])
-    if result.has_drawn:
-        yield draws_differ()
-    if "compress" in result.left_out:
+def _iter_notes(result: CheckResult, config: RunConfig, cut: tuple[int, int]) -> Iterator[Problem]:
+    if "batch-norm" in result.excluded:
+        yield batch_norm_note(config, cut[1], cut[0])
+    if result.uses_random:
+        yield dropout_note()
+    if "compress" in result.excluded:
         yield Problem(
             "compression-differs",
             phrase(

@@ -21,55 +21,57 @@ import torch
 from torch import Tensor, nn
 
 Kind = Literal["loss", "gradient", "weight", "state"]
-_OF_CHANGE = 1e-9
+_CHANGE_TOLERANCE = 1e-9
 """Of what two steps change in a tensor."""
-_ROUNDINGS = 64
+_MAX_ROUNDINGS = 64
 """Times what one number of the tensor is rounded by."""
-_TIMES_NOISE = 30.0
+_NOISE_FACTOR = 30.0
 """Times what one rounding of all weights changes."""
 ROUNDING = {"fp64": 2.0**-24, "fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}
 """Relative change of a weight that shows what rounding can do. Models round to fp32 inside a run in fp64."""
-_OF_WHOLE = {"fp64": 0.0, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
+_NORM_TOLERANCE = {"fp64": 0.0, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
 """Of a tensor's change, by norms: smaller differences are none, whatever single numbers say."""
-_APART = {"fp64": 1e-9, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
+_RANK_TOLERANCE = {"fp64": 1e-9, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
 """Of a tensor's norm: ranks that hold the same one have the same numbers in it."""
-_HALF = ("bf16", "fp16")
+_HALF_PRECISIONS = ("bf16", "fp16")
 
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """A tensor, or a loss, that differs after step `step` (from 1) by at most `largest`; `relative` to what
-    the steps changed in it. `is_missing`: one of both has no gradient, or no such tensor."""
+    """A tensor, or a loss, that differs after step `step` (from 1) by at most `max_difference`; `relative` to
+    what the steps changed in it. `is_missing`: one of both has no gradient, or no such tensor."""
 
     kind: Kind
     step: int
     name: str
-    largest: float
+    max_difference: float
     relative: float
     is_missing: bool = False
 
 
 @dataclass(frozen=True)
-class ComputedComparison:
-    """`differences` in the order in which a step computes; `largest` of any weight, absolute, by steps.
+class StepComparison:
+    """`differences` in the order in which a step computes; `max_difference` of any weight, absolute, by
+    steps.
 
-    `lossy` are steps whose losses differ by more than one rounding, and `one_sided` the gradients, by step
-    and name, that only one of both has: no differences by themselves, they tell where others come from.
+    `steps_with_other_loss` are steps whose losses differ by more than one rounding, and `one_sided` the
+    gradients, by step and name, that only one of both has: no differences by themselves, they tell where
+    others come from.
     """
 
     differences: tuple[TensorDifference, ...]
-    largest: float
-    lossy: frozenset[int] = frozenset()
+    max_difference: float
+    steps_with_other_loss: frozenset[int] = frozenset()
     one_sided: frozenset[tuple[int, str]] = frozenset()
 
     @property
     def is_equal(self) -> bool:
         return not self.differences
 
-    def of(self, *kinds: Kind) -> list[TensorDifference]:
+    def of_kind(self, *kinds: Kind) -> list[TensorDifference]:
         return [difference for difference in self.differences if difference.kind in kinds]
 
-    def but(self, *kinds: Kind) -> ComputedComparison:
+    def without_kinds(self, *kinds: Kind) -> StepComparison:
         """Without the differences of these kinds."""
         kept = tuple(difference for difference in self.differences if difference.kind not in kinds)
         return replace(self, differences=kept)
@@ -79,109 +81,111 @@ class ComputedComparison:
 class Noise:
     """The same steps twice, from weights that differ by one rounding of `precision`."""
 
-    first: Computed
-    second: Computed
+    first: StepResults
+    second: StepResults
     precision: str
 
-    def of_loss(self, index: int) -> float:
+    def loss_bound(self, index: int) -> float:
         first, second = self.first.losses[index], self.second.losses[index]
-        return _TIMES_NOISE * abs(first - second) + 16 * ROUNDING[self.precision] * abs(first)
+        return _NOISE_FACTOR * abs(first - second) + 16 * ROUNDING[self.precision] * abs(first)
 
-    def hides_loss(self, index: int, difference: float) -> bool:
+    def explains_loss(self, index: int, difference: float) -> bool:
         """Whether two losses differ by no more than one rounding of all weights."""
         if self.precision != "fp64":
-            return difference <= self.of_loss(index)
+            return difference <= self.loss_bound(index)
         return difference <= abs(self.first.losses[index] - self.second.losses[index])
 
-    def of_gradient(self, index: int, name: str) -> float:
+    def gradient_bound(self, index: int, name: str) -> float:
         first, second = (one.gradients[index].get(name) for one in (self.first, self.second))
-        return 0.0 if first is None or second is None else _TIMES_NOISE * _distance(first, second)
+        return 0.0 if first is None or second is None else _NOISE_FACTOR * _max_abs_difference(first, second)
 
-    def of_tensor(self, index: int, name: str) -> float:
-        return _TIMES_NOISE * _distance(self.first.after[index][name], self.second.after[index][name])
+    def tensor_bound(self, index: int, name: str) -> float:
+        return _NOISE_FACTOR * _max_abs_difference(
+            self.first.after[index][name], self.second.after[index][name]
+        )
 
-    def hides(self, wanted: Tensor, got: Tensor, change: Tensor) -> bool:
+    def explains(self, wanted: Tensor, got: Tensor, change: Tensor) -> bool:
         """Whether two tensors differ by no more than rounding as a whole."""
-        share = _OF_WHOLE[self.precision]
+        share = _NORM_TOLERANCE[self.precision]
         return share > 0 and _norm(wanted - got) <= share * _norm(change)
 
 
 def decisive_step(precision: str, num_steps: int) -> int:
     """The index of the step whose gradients are compared first: what is wrong before shows there too."""
-    return 0 if precision in _HALF else num_steps - 1
+    return 0 if precision in _HALF_PRECISIONS else num_steps - 1
 
 
 def compare(
-    expected: Computed,
-    computed: Computed,
+    expected: StepResults,
+    computed: StepResults,
     parameters: frozenset[str],
     precision: str,
     measure: Callable[[], Noise],
-) -> ComputedComparison:
+) -> StepComparison:
     """What of `computed` is not as expected, of the tensors that it holds. `parameters` are names of weights;
     all else is state. `measure` is called where the narrow bounds do not hold."""
-    comparing = _Comparing(expected, computed, parameters, precision, measure)
+    comparing = _Comparer(expected, computed, parameters, precision, measure)
     num_steps = min(len(expected.losses), len(computed.losses))
-    for index in range(1 if precision in _HALF else num_steps):
-        comparing.losses(index)
-        comparing.ranks("gradient", index)
+    for index in range(1 if precision in _HALF_PRECISIONS else num_steps):
+        comparing.compare_losses(index)
+        comparing.compare_ranks("gradient", index)
         if index in computed.gradients:
-            comparing.gradients(index)
-        if precision in _HALF:
+            comparing.compare_gradients(index)
+        if precision in _HALF_PRECISIONS:
             continue
-        comparing.ranks("weight", index)
+        comparing.compare_ranks("weight", index)
         if index in computed.after:
-            comparing.tensors(index)
-    if precision in _HALF:
-        comparing.see_weights()
-    return ComputedComparison(
-        tuple(comparing.found),
-        comparing.largest,
-        frozenset(comparing.lossy),
+            comparing.compare_tensors(index)
+    if precision in _HALF_PRECISIONS:
+        comparing.record_max_difference()
+    return StepComparison(
+        tuple(comparing.differences),
+        comparing.max_difference,
+        frozenset(comparing.steps_with_other_loss),
         frozenset(comparing.one_sided),
     )
 
 
-class _Comparing:
+class _Comparer:
     """Collects what differs, and the largest difference of a weight."""
 
     def __init__(
         self,
-        expected: Computed,
-        computed: Computed,
+        expected: StepResults,
+        computed: StepResults,
         parameters: frozenset[str],
         precision: str,
         measure: Callable[[], Noise],
     ) -> None:
-        self.found: list[TensorDifference] = []
-        self.largest = 0.0
-        self.lossy: set[int] = set()
+        self.differences: list[TensorDifference] = []
+        self.max_difference = 0.0
+        self.steps_with_other_loss: set[int] = set()
         self.one_sided: set[tuple[int, str]] = set()
-        self._apart = _APART[precision]
+        self._rank_tolerance = _RANK_TOLERANCE[precision]
         self._expected, self._computed = expected, computed
-        self._parameters, self._measure = parameters, measure
-        self._zeros = [_zero_but_for_rounding(gradients) for gradients in expected.gradients.values()]
+        self._parameters, self._measure_noise = parameters, measure
+        self._zero_bounds = [_zero_bound(gradients) for gradients in expected.gradients.values()]
 
-    def losses(self, index: int) -> None:
+    def compare_losses(self, index: int) -> None:
         wanted = self._expected.losses[index]
         difference = abs(self._computed.losses[index] - wanted)
-        bound = _OF_CHANGE * max(abs(wanted), 1e-6)
+        bound = _CHANGE_TOLERANCE * max(abs(wanted), 1e-6)
         if difference <= bound:
             return
-        noise = self._measure()
-        if not noise.hides_loss(index, difference):
-            self.lossy.add(index + 1)
-        if not difference <= bound + noise.of_loss(index):
+        noise = self._measure_noise()
+        if not noise.explains_loss(index, difference):
+            self.steps_with_other_loss.add(index + 1)
+        if not difference <= bound + noise.loss_bound(index):
             self._add("loss", index, "loss", difference, abs(wanted))
 
-    def ranks(self, kind: Kind, index: int) -> None:
+    def compare_ranks(self, kind: Kind, index: int) -> None:
         """What ranks that hold the same do not have alike."""
-        if index < len(self._computed.apart):
-            for name, apart in self._computed.apart[index][kind].items():
-                if not apart <= self._apart:
-                    self.found.append(TensorDifference(kind, index + 1, name, math.inf, apart))
+        if index < len(self._computed.rank_distances):
+            for name, apart in self._computed.rank_distances[index][kind].items():
+                if not apart <= self._rank_tolerance:
+                    self.differences.append(TensorDifference(kind, index + 1, name, math.inf, apart))
 
-    def gradients(self, index: int) -> None:
+    def compare_gradients(self, index: int) -> None:
         """A gradient that is not there counts as zeros: whether that matters, weights tell."""
         for name, gradient in self._expected.gradients[index].items():
             other = self._computed.gradients[index].get(name)
@@ -194,17 +198,17 @@ class _Comparing:
             if wanted.shape != got.shape:
                 self._add("gradient", index, name, math.inf, 0.0)
                 continue
-            difference, size = _distance(wanted, got), _size(wanted)
-            bound = _OF_CHANGE * size + self._zeros[index]
+            difference, size = _max_abs_difference(wanted, got), _max_abs(wanted)
+            bound = _CHANGE_TOLERANCE * size + self._zero_bounds[index]
             if difference <= bound:
                 continue
-            noise = self._measure()
-            if not difference <= bound + noise.of_gradient(index, name) and not noise.hides(
+            noise = self._measure_noise()
+            if not difference <= bound + noise.gradient_bound(index, name) and not noise.explains(
                 wanted, got, wanted
             ):
                 self._add("gradient", index, name, difference, size, gradient is None or other is None)
 
-    def tensors(self, index: int) -> None:
+    def compare_tensors(self, index: int) -> None:
         """Weights, and after the last step state: that is put in order when it is saved or evaluated."""
         is_last = index + 1 == len(self._computed.losses)
         for name, wanted in self._expected.after[index].items():
@@ -213,37 +217,39 @@ class _Comparing:
             if got is None or got.shape != wanted.shape:
                 self._add(kind, index, name, math.inf, 0.0, is_missing=True)
             elif kind == "weight" or is_last:
-                self._tensor(kind, index, name, wanted, got)
+                self._compare_tensor(kind, index, name, wanted, got)
 
-    def see_weights(self) -> None:
+    def record_max_difference(self) -> None:
         """The largest difference of weights that are not compared."""
         for index, after in self._computed.after.items():
             for name in self._parameters & after.keys():
-                self.largest = max(self.largest, _distance(self._expected.after[index][name], after[name]))
+                self.max_difference = max(
+                    self.max_difference, _max_abs_difference(self._expected.after[index][name], after[name])
+                )
 
-    def _tensor(self, kind: Kind, index: int, name: str, wanted: Tensor, got: Tensor) -> None:
-        difference = _distance(wanted, got)
-        rounding = _rounding(wanted)
+    def _compare_tensor(self, kind: Kind, index: int, name: str, wanted: Tensor, got: Tensor) -> None:
+        difference = _max_abs_difference(wanted, got)
+        rounding = _rounding_bound(wanted)
         if not difference <= rounding and kind == "weight":
-            by_chance = self._by_chance(index, name)
+            by_chance = self._rounding_mask(index, name)
             got = got if by_chance is None else torch.where(by_chance, wanted, got)
-            difference = _distance(wanted, got)
+            difference = _max_abs_difference(wanted, got)
         if kind == "weight":
-            self.largest = max(self.largest, difference)
+            self.max_difference = max(self.max_difference, difference)
         if difference <= rounding:
             return
         before = self._expected.before[name]
-        change = _distance(before, wanted)
-        bound = rounding + _OF_CHANGE * change
+        change = _max_abs_difference(before, wanted)
+        bound = rounding + _CHANGE_TOLERANCE * change
         if difference <= bound:
             return
-        noise = self._measure()
-        if not difference <= bound + noise.of_tensor(index, name) and not noise.hides(
+        noise = self._measure_noise()
+        if not difference <= bound + noise.tensor_bound(index, name) and not noise.explains(
             wanted, got, wanted - before
         ):
             self._add(kind, index, name, difference, change)
 
-    def _by_chance(self, index: int, name: str) -> Tensor | None:
+    def _rounding_mask(self, index: int, name: str) -> Tensor | None:
         """Which numbers of a weight had a gradient that is zero but for rounding: what an optimizer makes of
         that is chance."""
         found: Tensor | None = None
@@ -252,7 +258,7 @@ class _Comparing:
             sizes = [gradient.abs() for gradient in gradients if gradient is not None]
             if sizes:
                 largest = torch.stack(sizes).amax(0)
-                some = (largest <= self._zeros[step]) & (largest > 0)
+                some = (largest <= self._zero_bounds[step]) & (largest > 0)
                 found = some if found is None else found | some
         return found
 
@@ -260,25 +266,25 @@ class _Comparing:
         self, kind: Kind, index: int, name: str, largest: float, of: float, is_missing: bool = False
     ) -> None:
         relative = largest / of if of else math.inf
-        self.found.append(TensorDifference(kind, index + 1, name, largest, relative, is_missing))
+        self.differences.append(TensorDifference(kind, index + 1, name, largest, relative, is_missing))
 
 
-def _zero_but_for_rounding(gradients: Mapping[str, Tensor | None]) -> float:
+def _zero_bound(gradients: Mapping[str, Tensor | None]) -> float:
     """What a gradient of a model may be where it should be zero."""
     present = [gradient for gradient in gradients.values() if gradient is not None]
     if not present:
         return 0.0
-    return 16 * torch.finfo(present[0].dtype).eps * max(map(_size, present))
+    return 16 * torch.finfo(present[0].dtype).eps * max(map(_max_abs, present))
 
 
-def _rounding(tensor: Tensor) -> float:
+def _rounding_bound(tensor: Tensor) -> float:
     """What two orders of one sum may differ by."""
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return 0.0
-    return float(_ROUNDINGS * torch.finfo(tensor.dtype).eps * _size(tensor))
+    return float(_MAX_ROUNDINGS * torch.finfo(tensor.dtype).eps * _max_abs(tensor))
 
 
-def _distance(tensor: Tensor, other: Tensor) -> float:
+def _max_abs_difference(tensor: Tensor, other: Tensor) -> float:
     """The largest absolute difference; infinite where one of both is NaN alone."""
     if not tensor.numel():
         return 0.0
@@ -294,7 +300,7 @@ def _distance(tensor: Tensor, other: Tensor) -> float:
     return float(torch.nan_to_num(difference, nan=0.0, posinf=math.inf).max())
 
 
-def _size(tensor: Tensor) -> float:
+def _max_abs(tensor: Tensor) -> float:
     """The largest absolute value."""
     if not tensor.numel():
         return 0.0
@@ -309,7 +315,7 @@ def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float64)))
 
 
-def rounded_once(precision: str) -> Callable[[nn.Module], None]:
+def make_perturbation(precision: str) -> Callable[[nn.Module], None]:
     """Changes every weight of a model by about one rounding, up or down by a seed of its own."""
     relative = ROUNDING[precision]
 
@@ -325,7 +331,7 @@ def rounded_once(precision: str) -> Callable[[nn.Module], None]:
     return perturb
 
 
-def is_finite(computed: Computed) -> bool:
+def is_finite(computed: StepResults) -> bool:
     """Whether losses and weights are numbers that can be compared."""
     weights = [tensor for after in computed.after.values() for tensor in after.values()]
     return all(map(math.isfinite, computed.losses)) and all(
@@ -340,18 +346,18 @@ Tensors = Mapping[str, Tensor]
 
 
 @dataclass
-class Computed:
+class StepResults:
     """Some steps: a loss for each, by step (from 0) gradients by parameter as the optimizer got them (None:
     no gradient), and the weights and persistent buffers after it. `before` are those that the steps began
-    with, and `seconds` what one device took for each. `apart` says by kind how far, relative to its norm, a
-    gradient or a weight of a step is apart on ranks that hold the same."""
+    with, and `seconds` what one device took for each. `rank_distances` says by kind how far, relative to its
+    norm, a gradient or a weight of a step is apart on ranks that hold the same."""
 
     before: Tensors = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     gradients: dict[int, Mapping[str, Tensor | None]] = field(default_factory=dict)
     after: dict[int, Tensors] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
-    apart: list[Mapping[str, Mapping[str, float]]] = field(default_factory=list)
+    rank_distances: list[Mapping[str, Mapping[str, float]]] = field(default_factory=list)
 
 
 def snapshot(tensors: Tensors) -> dict[str, Tensor]:

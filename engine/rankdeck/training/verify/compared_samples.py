@@ -17,21 +17,21 @@ from torch import Tensor
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
-from rankdeck.data.randomness import alike
-from rankdeck.data.sampling import share
-from rankdeck.parallel.nested import each_tensor, num_samples
+from rankdeck.data.randomness import is_equal
+from rankdeck.data.samplers import shard_range
+from rankdeck.parallel.pytree import map_tensors, num_samples
 from rankdeck.torch_compat.dispatch import tree_flatten
 from rankdeck.training.batches import training_loader
-from rankdeck.training.verify.conditions import CheckStopError
+from rankdeck.training.verify.check_errors import CheckStopError
 from rankdeck.training.workload import Workload
 
 Batches = list[tuple[Any, Any]]
 """(inputs, targets) of each part of each step."""
 Shard = tuple[int, int]
 """(index, count), as a strategy has it."""
-UNREPEATABLE = phrase("The training data gives other samples when it is read again, or cut otherwise.")
+UNREPEATABLE_DATA = phrase("The training data gives other samples when it is read again, or cut otherwise.")
 """Why nothing is compared where that shows too late, or batches cannot be cut."""
-_WHOLE = 0, 1
+_FULL_SHARD = 0, 1
 
 
 class UnrepeatableDataError(CheckStopError):
@@ -45,54 +45,54 @@ class ComparedSamples:
         self._workload = workload
         self._first: Batches = []
         """What was read first, until somebody has it."""
-        self._kept: Batches = []
+        self._reference: Batches = []
         self._is_unrepeatable = False
 
     def read(self, shard: Shard) -> Batches:
         """What a shard reads. Raises: UnrepeatableDataError."""
-        shared = self.shared()
+        shared = self.shared_batches()
         if shared is not None:
-            return slices_of(shared, shard)
-        if shard != _WHOLE:
-            return read(self._workload, shard)
+            return shard_slices(shared, shard)
+        if shard != _FULL_SHARD:
+            return read_batches(self._workload, shard)
         if self._first:
             first, self._first = self._first, []
             return first
-        again = read(self._workload, shard)
-        if not alike(again, self._kept):  # which the few that are read twice did not show
+        again = read_batches(self._workload, shard)
+        if not is_equal(again, self._reference):  # which the few that are read twice did not show
             raise UnrepeatableDataError
         return again
 
-    def shared(self) -> Batches | None:
+    def shared_batches(self) -> Batches | None:
         """What all ranks have slices of; None where each reads its own. Raises: UnrepeatableDataError."""
-        if not self._kept:
+        if not self._reference:
             told: list[Problem] = []
-            first = read(self._workload, _WHOLE, told.append)
-            if told and not all(map(_can_be_cut, first)):
+            first = read_batches(self._workload, _FULL_SHARD, told.append)
+            if told and not all(map(_is_splittable, first)):
                 raise UnrepeatableDataError
             self._first, self._is_unrepeatable = first, bool(told)
-            self._kept = [each_tensor(batch, lambda tensor: tensor.detach().clone()) for batch in first]
-        return self._kept if self._is_unrepeatable else None
+            self._reference = [map_tensors(batch, lambda tensor: tensor.detach().clone()) for batch in first]
+        return self._reference if self._is_unrepeatable else None
 
 
-def read(workload: Workload, shard: Shard, tell: Callable[[Problem], None] | None = None) -> Batches:
-    """All batches of a shard. With `tell` a few samples are read twice; it hears where they are others."""
-    with contextlib.closing(training_loader(workload, shard, tell=tell)) as loader:
+def read_batches(workload: Workload, shard: Shard, tell: Callable[[Problem], None] | None = None) -> Batches:
+    """All batches of a shard. With `report` a few samples are read twice; it hears where they are others."""
+    with contextlib.closing(training_loader(workload, shard, report=tell)) as loader:
         return list(loader)
 
 
-def slices_of(batches: Batches, shard: Shard) -> Batches:
+def shard_slices(batches: Batches, shard: Shard) -> Batches:
     """Copies of what a shard has of whole parts, as a model may write to its inputs."""
-    return [copy.deepcopy(batch) if shard == _WHOLE else _slice(batch, *shard) for batch in batches]
+    return [copy.deepcopy(batch) if shard == _FULL_SHARD else _slice(batch, *shard) for batch in batches]
 
 
-def _can_be_cut(batch: tuple[Any, Any]) -> bool:
+def _is_splittable(batch: tuple[Any, Any]) -> bool:
     num = num_samples(batch)
     leaves, _ = tree_flatten(batch)
     return all(isinstance(leaf, Tensor) and leaf.shape[:1] == (num,) for leaf in leaves)
 
 
 def _slice(batch: tuple[Any, Any], index: int, count: int) -> tuple[Any, Any]:
-    own = share(num_samples(batch), index, count)
-    cut: tuple[Any, Any] = each_tensor(batch, lambda tensor: tensor[own.start : own.stop].clone())
+    own = shard_range(num_samples(batch), index, count)
+    cut: tuple[Any, Any] = map_tensors(batch, lambda tensor: tensor[own.start : own.stop].clone())
     return cut

@@ -2,7 +2,7 @@
 
 Every draw gives one number for all elements: uniform draws a value a third of the way, normal ones a value
 beside the mean; dropout keeps everything. What a model computes with them is still compared; that a run draws
-other numbers than one device is said by ../sameness.py.
+other numbers than one device is said by ../parity_notes.py.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankdeck.torch_compat.dispatch import DispatchMode, Kwargs, computed
+from rankdeck.torch_compat.dispatch import DispatchMode, Kwargs, call_operation
 
 _Draw = Callable[[tuple[Any, ...], Kwargs], Any]
 """What an operation that draws returns for its arguments."""
-_UNIFORM, _NORMAL = 0.37, 0.6
+_UNIFORM_VALUE, _NORMAL_VALUE = 0.37, 0.6
 
 
 class FixedDraws(DispatchMode):
-    """While it is entered, operations that draw give fixed numbers. `has_drawn`: whether any did. `missed`:
-    whether a generator was used all the same, by an operation that is not in the table below. One that is
-    `idle` only looks at generators: each operation that it sees costs some microseconds."""
+    """While it is entered, operations that draw give fixed numbers. `has_drawn`: whether any did.
+    `has_missed`: whether a generator was used all the same, by an operation that is not in the table below.
+    One that is `is_idle` only looks at generators: each operation that it sees costs some microseconds."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.idle = False
+        self.is_idle = False
         self.has_drawn = False
-        self.missed = False
+        self.has_missed = False
         self._states: list[Any] = []
 
     def __enter__(self) -> Self:
         self._states = _generator_states()
-        if not self.idle:
+        if not self.is_idle:
             super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if not self.idle:
+        if not self.is_idle:
             super().__exit__(*error)
-        self.missed = self.missed or self._states != _generator_states()
+        self.has_missed = self.has_missed or self._states != _generator_states()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Kwargs | None = None
     ) -> Any:
         draw = _DRAWS.get(func.__name__.partition(".")[0])
         if draw is None or func.namespace != "aten":
-            return computed(func, args, kwargs)
+            return call_operation(func, args, kwargs)
         self.has_drawn = True
         return draw(args, kwargs or {})
 
-    def in_another_thread(self) -> DispatchMode:
-        return _InAnotherThread(self)
+    def worker_mode(self) -> DispatchMode:
+        return _WorkerFixedDraws(self)
 
 
-class _InAnotherThread(DispatchMode):
+class _WorkerFixedDraws(DispatchMode):
     """Fixes draws as `draws` does, in a thread that works for the one that has entered those."""
 
     def __init__(self, draws: FixedDraws) -> None:
@@ -79,7 +79,7 @@ def _generator_states() -> list[Any]:
     return [*states, pickle.dumps(np.random.get_state(legacy=False)), random.getstate()]
 
 
-def _filled(value: Callable[[Kwargs, tuple[Any, ...]], Any]) -> _Draw:
+def _fill_with(value: Callable[[Kwargs, tuple[Any, ...]], Any]) -> _Draw:
     """A draw in place: all numbers become `value` of its arguments."""
     return lambda args, kwargs: args[0].fill_(value(kwargs, args[1:]))
 
@@ -93,7 +93,7 @@ def _options(kwargs: Kwargs) -> Kwargs:
     return {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
 
 
-def _made(value: float) -> _Draw:
+def _constant(value: float) -> _Draw:
     """A new tensor of one number, in the shape and of the kind that was asked for."""
 
     def draw(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
@@ -112,8 +112,10 @@ def _normal(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
     deviation = args[1] if len(args) > 1 else kwargs.get("std", 1.0)
     if not isinstance(mean, Tensor) and not isinstance(deviation, Tensor):
         options = _options(kwargs)
-        return torch.full(args[2] if len(args) > 2 else kwargs["size"], mean + _NORMAL * deviation, **options)
-    drawn: Tensor = mean + _NORMAL * deviation
+        return torch.full(
+            args[2] if len(args) > 2 else kwargs["size"], mean + _NORMAL_VALUE * deviation, **options
+        )
+    drawn: Tensor = mean + _NORMAL_VALUE * deviation
     return drawn
 
 
@@ -169,10 +171,10 @@ def _native_dropout(args: tuple[Any, ...], kwargs: Kwargs) -> tuple[Tensor, Tens
 
 
 _DRAWS: dict[str, _Draw] = {
-    "rand": _made(_UNIFORM),
-    "rand_like": _made(_UNIFORM),
-    "randn": _made(_NORMAL),
-    "randn_like": _made(_NORMAL),
+    "rand": _constant(_UNIFORM_VALUE),
+    "rand_like": _constant(_UNIFORM_VALUE),
+    "randn": _constant(_NORMAL_VALUE),
+    "randn_like": _constant(_NORMAL_VALUE),
     "normal": _normal,
     "bernoulli": _bernoulli,
     "bernoulli_": _bernoulli_in_place,
@@ -181,19 +183,20 @@ _DRAWS: dict[str, _Draw] = {
     "randperm": _permutation,
     "multinomial": _most_likely,
     "native_dropout": _native_dropout,
-    "uniform_": _filled(
+    "uniform_": _fill_with(
         lambda kwargs, rest: (
             _argument(kwargs, rest, 0, "from", 0.0)
-            + _UNIFORM * (_argument(kwargs, rest, 1, "to", 1.0) - _argument(kwargs, rest, 0, "from", 0.0))
+            + _UNIFORM_VALUE
+            * (_argument(kwargs, rest, 1, "to", 1.0) - _argument(kwargs, rest, 0, "from", 0.0))
         )
     ),
-    "normal_": _filled(
+    "normal_": _fill_with(
         lambda kwargs, rest: (
-            _argument(kwargs, rest, 0, "mean", 0.0) + _NORMAL * _argument(kwargs, rest, 1, "std", 1.0)
+            _argument(kwargs, rest, 0, "mean", 0.0) + _NORMAL_VALUE * _argument(kwargs, rest, 1, "std", 1.0)
         )
     ),
-    "exponential_": _filled(lambda kwargs, rest: 1.0 / _argument(kwargs, rest, 0, "lambd", 1.0)),
-    "random_": _filled(_integer_in_place),
+    "exponential_": _fill_with(lambda kwargs, rest: 1.0 / _argument(kwargs, rest, 0, "lambd", 1.0)),
+    "random_": _fill_with(_integer_in_place),
     "poisson": lambda args, kwargs: args[0].round(),
 }
 """By operation. What is not here draws as ever, which shows in the generator's state."""

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from rankdeck.base.heartbeat import CHECK_STEP, VERIFYING
-from rankdeck.parallel.nested import cut_batch, num_samples
-from rankdeck.training.batches import training_samples
-from rankdeck.training.verify.budget import Budget
-from rankdeck.training.verify.compare import Computed, ComputedComparison, Noise, compare, rounded_once
+from rankdeck.parallel.pytree import num_samples, split_batch
+from rankdeck.training.batches import training_sampler
+from rankdeck.training.verify.budget import CheckBudget
+from rankdeck.training.verify.check_errors import CheckStopError, UncheckableError, run_with_retry
+from rankdeck.training.verify.compare import Noise, StepComparison, StepResults, compare, make_perturbation
 from rankdeck.training.verify.compared_samples import ComparedSamples, Shard
-from rankdeck.training.verify.conditions import CheckStopError, UnfitError, tried_twice
 from rankdeck.training.verify.draws import FixedDraws
-from rankdeck.training.verify.reference import Part, steps_on_one_device, try_slice
-from rankdeck.training.verify.scope import NUM_STEPS, CheckedScope
+from rankdeck.training.verify.reference import MicrostepSlices, run_reference_steps, try_slice
+from rankdeck.training.verify.scope import NUM_STEPS, CheckScope
 
 
 class OutOfTimeError(CheckStopError):
@@ -33,10 +33,10 @@ class OneDevice:
 
     def __init__(
         self,
-        scope: CheckedScope,
+        scope: CheckScope,
         device: torch.device,
         draws: FixedDraws,
-        budget: Budget,
+        budget: CheckBudget,
         beat: Callable[[str], object],
     ) -> None:
         self.scope, self._device, self._draws = scope, device, draws
@@ -44,137 +44,149 @@ class OneDevice:
         self.samples = ComparedSamples(scope.workload)
         self.num_steps = NUM_STEPS
         """How many steps are computed from now on."""
-        self._computed: dict[Any, Computed | None] = {}
+        self._computed: dict[Any, StepResults | None] = {}
         self._parameters: frozenset[str] = frozenset()
 
-    def whole(self, goes_on: Callable[[Computed], bool] = lambda computed: True) -> Computed:
+    def full_batches(self, goes_on: Callable[[StepResults], bool] = lambda computed: True) -> StepResults:
         """Over whole parts, as one device takes them."""
-        computed = self._once("whole", lambda: self._steps(self._whole_parts(), goes_on=goes_on))
+        computed = self._once(
+            "whole", lambda: self._run_steps(self._full_microsteps(), should_continue=goes_on)
+        )
         assert computed is not None
         return computed
 
-    def expected(self) -> Computed | None:
+    def expected(self) -> StepResults | None:
         """What the strategy should compute: what one device does, but where batch norms see slices."""
-        return self.sliced(loss_by_slice=True, whole_state=True) if self.sees_slices else self.whole()
+        return (
+            self.in_slices(loss_by_slice=True, whole_state=True)
+            if self.norms_see_slices
+            else self.full_batches()
+        )
 
     @property
-    def sees_slices(self) -> bool:
+    def norms_see_slices(self) -> bool:
         """Whether batch norms normalise slices of a batch, by nature."""
         return self.scope.norms == "slices"
 
-    def sliced(self, loss_by_slice: bool, whole_state: bool) -> Computed | None:
+    def in_slices(self, loss_by_slice: bool, whole_state: bool) -> StepResults | None:
         """Over the slices that the strategy's forwards see, whose state goes from slice to slice or is that
         of whole parts; None where nothing is cut, or where outputs of slices cannot be put together for one
         loss.
 
         Raises: OutOfTimeError.
         """
-        if not (self.scope.is_cut and self._is_covered()):
+        if not (self.scope.is_batch_split and self._shards_cover_batch()):
             return None
 
-        def steps() -> Computed:
-            return self._steps(self._slices(), loss_by_slice=loss_by_slice, whole_state=whole_state)
+        def steps() -> StepResults:
+            return self._run_steps(self._slices(), loss_by_slice=loss_by_slice, whole_state=whole_state)
 
-        def compute() -> Computed | None:
+        def compute() -> StepResults | None:
             try:
-                return tried_twice(steps, self._budget)
-            except UnfitError:  # a loss inside the model, graphs, other lengths: whatever a slice may raise
+                return run_with_retry(steps, self._budget)
+            except (
+                UncheckableError
+            ):  # a loss inside the model, graphs, other lengths: whatever a slice may raise
                 return None
 
-        return self._once_more(("sliced", loss_by_slice, whole_state), compute)
+        return self._once_within_budget(("sliced", loss_by_slice, whole_state), compute)
 
-    def forgetful(self) -> Computed:
+    def without_state(self) -> StepResults:
         """Over whole parts, each step from the first one's state. Raises: OutOfTimeError."""
-        computed = self._once_more("forgetful", lambda: self._steps(self._whole_parts(), forgets=True))
+        computed = self._once_within_budget(
+            "forgetful", lambda: self._run_steps(self._full_microsteps(), resets_state=True)
+        )
         assert computed is not None
         return computed
 
     def try_slice(self) -> None:
         """Compute the loss of one slice. Raises: whatever the model and the loss raise for so few samples."""
-        if self.scope.is_cut:
+        if self.scope.is_batch_split:
             part = self._slices()[0][0][:1]
             try_slice(self.scope.workload, part, self._device, self._draws, self._beat)
 
-    def compare(self, expected: Computed, computed: Computed) -> ComputedComparison:
+    def compare(self, expected: StepResults, computed: StepResults) -> StepComparison:
         """What differs by more than the rounding of this model; that is measured only where it matters."""
-        return compare(expected, computed, self._parameters, self.scope.precision, self._noise)
+        return compare(expected, computed, self._parameters, self.scope.precision, self._measure_noise)
 
-    def _noise(self) -> Noise:
-        perturb = rounded_once(self.scope.precision)
-        noisy = self._once("noisy", lambda: self._steps(self._whole_parts(), prepare=perturb))
+    def _measure_noise(self) -> Noise:
+        perturb = make_perturbation(self.scope.precision)
+        noisy = self._once("noisy", lambda: self._run_steps(self._full_microsteps(), prepare=perturb))
         assert noisy is not None
-        return Noise(self.whole(), noisy, self.scope.precision)
+        return Noise(self.full_batches(), noisy, self.scope.precision)
 
-    def _once_more(self, key: Any, compute: Callable[[], Computed | None]) -> Computed | None:
+    def _once_within_budget(self, key: Any, compute: Callable[[], StepResults | None]) -> StepResults | None:
         """As `_once`, where there is time for it. Raises: OutOfTimeError."""
         plain = self._computed.get("whole")
         took_s = 0.0 if plain is None else sum(plain.seconds[: self.num_steps])
-        if key not in self._computed and not self._budget.has(took_s):
+        if key not in self._computed and not self._budget.allows(took_s):
             raise OutOfTimeError
         return self._once(key, compute)
 
-    def _once(self, key: Any, compute: Callable[[], Computed | None]) -> Computed | None:
+    def _once(self, key: Any, compute: Callable[[], StepResults | None]) -> StepResults | None:
         if key not in self._computed:
             self._computed[key] = compute()
             self._beat(VERIFYING)
         return self._computed[key]
 
-    def _steps(
+    def _run_steps(
         self,
-        steps: Sequence[Sequence[Part]],
+        steps: Sequence[Sequence[MicrostepSlices]],
         *,
         loss_by_slice: bool = True,
         whole_state: bool = False,
-        forgets: bool = False,
+        resets_state: bool = False,
         prepare: Callable[[nn.Module], None] = lambda model: None,
-        goes_on: Callable[[Computed], bool] = lambda computed: True,
-    ) -> Computed:
+        should_continue: Callable[[StepResults], bool] = lambda computed: True,
+    ) -> StepResults:
         def prepared(model: nn.Module) -> None:
             self._parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
             prepare(model)
 
-        return steps_on_one_device(
+        return run_reference_steps(
             self.scope.workload,
             steps[: self.num_steps],
             self._device,
             loss_by_slice=loss_by_slice,
-            whole_state=self._read((0, 1)) if whole_state else None,
-            num_normed=self.scope.num_normed,
-            forgets=forgets,
+            whole_state=self._read_steps((0, 1)) if whole_state else None,
+            num_norm_slices=self.scope.num_norm_slices,
+            resets_state=resets_state,
             prepare=prepared,
-            goes_on=goes_on,
+            should_continue=should_continue,
             draws=self._draws,
             beat=self._beat,
         )
 
-    def _whole_parts(self) -> list[list[Part]]:
-        return [[[batch] for batch in parts] for parts in self._read((0, 1))]
+    def _full_microsteps(self) -> list[list[MicrostepSlices]]:
+        return [[[batch] for batch in parts] for parts in self._read_steps((0, 1))]
 
-    def _slices(self) -> list[list[Part]]:
+    def _slices(self) -> list[list[MicrostepSlices]]:
         """Of each part of each step: what each rank reads of it, in the pieces of its forwards."""
-        shards = [self._read((index, self.scope.shards)) for index in range(self.scope.shards)]
+        shards = [self._read_steps((index, self.scope.num_shards)) for index in range(self.scope.num_shards)]
         return [
             [
-                [piece for shard in shards for piece in self._pieces(shard[step][part])]
+                [piece for shard in shards for piece in self._split_into_forwards(shard[step][part])]
                 for part in range(len(parts))
             ]
             for step, parts in enumerate(shards[0])
         ]
 
-    def _is_covered(self) -> bool:
+    def _shards_cover_batch(self) -> bool:
         """Whether the shards together have the samples of the whole, each once and in its order."""
-        workload, shards = self.scope.workload, self.scope.shards
-        whole = training_samples(workload, (0, 1)).tensors()
-        parts = zip(*(training_samples(workload, (i, shards)).tensors() for i in range(shards)), strict=True)
+        workload, shards = self.scope.workload, self.scope.num_shards
+        whole = training_sampler(workload, (0, 1)).index_tensors()
+        parts = zip(
+            *(training_sampler(workload, (i, shards)).index_tensors() for i in range(shards)), strict=True
+        )
         return all(torch.equal(torch.cat(part), own) for part, own in zip(parts, whole, strict=True))
 
-    def _pieces(self, batch: tuple[Any, Any]) -> Part:
+    def _split_into_forwards(self, batch: tuple[Any, Any]) -> MicrostepSlices:
         num = num_samples(batch)
-        size = -(-num // self.scope.pieces)
-        inputs, targets = (cut_batch(values, size, num) for values in batch)
+        size = -(-num // self.scope.num_forwards)
+        inputs, targets = (split_batch(values, size, num) for values in batch)
         return list(zip(inputs, targets, strict=True))
 
-    def _read(self, shard: Shard) -> list[list[tuple[Any, Any]]]:
+    def _read_steps(self, shard: Shard) -> list[list[tuple[Any, Any]]]:
         """By step, the parts of a shard. Raises: UnrepeatableDataError."""
         self._beat(CHECK_STEP)
         parts = self.scope.workload.config.train.accumulate

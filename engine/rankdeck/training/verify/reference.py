@@ -20,111 +20,111 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.base.heartbeat import CHECK_BUILD, CHECK_STEP
-from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
-from rankdeck.strategies.base import autocast, placed
+from rankdeck.parallel.pytree import call_model, cast_to, map_tensors, tensor_leaves
+from rankdeck.strategies.base import autocast, convert_model
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
-from rankdeck.torch_compat.modules import BatchNorm, own_buffers, split_state
-from rankdeck.training.step import turn_optimizer
-from rankdeck.training.verify.budget import clock_s
-from rankdeck.training.verify.compare import Computed, snapshot
+from rankdeck.torch_compat.modules import BatchNorm, own_buffers, split_state_dict
+from rankdeck.training.step import set_optimizer_mode
+from rankdeck.training.verify.budget import unpreempted_clock_s
+from rankdeck.training.verify.compare import StepResults, snapshot
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.workload import Workload
 
-Part = Sequence[tuple[Any, Any]]
+MicrostepSlices = Sequence[tuple[Any, Any]]
 """One part of a batch: (inputs, targets) of each slice, a single one for a part that is not cut."""
 
 
-def steps_on_one_device(
+def run_reference_steps(
     workload: Workload,
-    steps: Sequence[Sequence[Part]],
+    steps: Sequence[Sequence[MicrostepSlices]],
     device: torch.device,
     *,
     loss_by_slice: bool = True,
     whole_state: Sequence[Sequence[tuple[Any, Any]]] | None = None,
-    num_normed: int = 1,
-    forgets: bool = False,
+    num_norm_slices: int = 1,
+    resets_state: bool = False,
     prepare: Callable[[nn.Module], None] = lambda model: None,
-    goes_on: Callable[[Computed], bool] = lambda computed: True,
+    should_continue: Callable[[StepResults], bool] = lambda computed: True,
     draws: FixedDraws,
     beat: Callable[[str], object],
-) -> Computed:
-    """Take one optimizer step over each of `steps`, each a sequence of parts, while it `goes_on`. Where a
-    part is in slices, the loss is computed for each of them, or once for their outputs together.
+) -> StepResults:
+    """Take one optimizer step over each of `steps`, each a sequence of parts, while it `should_continue`.
+    Where a part is in slices, the loss is computed for each of them, or once for their outputs together.
     `prepare(model)` may change the model first.
 
     State that forwards change goes from slice to slice. With `whole_state`, the parts of each step in one
     piece, each slice begins with what its part begins with, and the part leaves what its whole leaves.
-    Running statistics of batch norms are those of a part's first `num_normed` slices together in either
-    case. A model that `forgets` begins each step with the first one's state.
+    Running statistics of batch norms are those of a part's first `num_norm_slices` slices together in either
+    case. A model that `resets_state` begins each step with the first one's state.
 
     Raises: whatever the model, the loss or the optimizer raises.
     """
     train = workload.config.train
     beat(CHECK_BUILD)
-    model = _placed(workload, device)
+    model = _build_model(workload, device)
     prepare(model)
     optimizer = workload.build_optimizer(model.parameters())
-    turn_optimizer(optimizer, "train")
-    computed = Computed(before=snapshot(split_state(model)[0]))
-    first_state = keep_state(model) if forgets else _as_it_is
+    set_optimizer_mode(optimizer, "train")
+    computed = StepResults(before=snapshot(split_state_dict(model)[0]))
+    first_state = save_state(model) if resets_state else _keep_state
     for index, parts in enumerate(steps):
-        if index and not goes_on(computed):
+        if index and not should_continue(computed):
             break
-        began_s = clock_s()
+        began_s = unpreempted_clock_s()
         optimizer.zero_grad(set_to_none=True)
         first_state()
         with draws:
-            passes = _Passes(model, workload, device, loss_by_slice, num_normed, beat)
+            passes = _StepRunner(model, workload, device, loss_by_slice, num_norm_slices, beat)
             total, count = passes.forward_backward(parts, None if whole_state is None else whole_state[index])
-            _divide(model, train.global_batch / count if count > 0 else 1.0)
+            _scale_gradients(model, train.global_batch / count if count > 0 else 1.0)
             if train.clip_norm:
                 nn.utils.clip_grad_norm_(model.parameters(), train.clip_norm)
-            computed.gradients[index] = _gradients(model)
+            computed.gradients[index] = _copy_gradients(model)
             optimizer.step()
         computed.losses.append(total / count if count > 0 else total)
-        computed.seconds.append(clock_s() - began_s)
-        computed.after[index] = snapshot(split_state(model)[0])
+        computed.seconds.append(unpreempted_clock_s() - began_s)
+        computed.after[index] = snapshot(split_state_dict(model)[0])
     return computed
 
 
-def _placed(workload: Workload, device: torch.device) -> nn.Module:
-    return placed(workload.build_model(), workload.config.train.precision, device)
+def _build_model(workload: Workload, device: torch.device) -> nn.Module:
+    return convert_model(workload.build_model(), workload.config.train.precision, device)
 
 
-def _as_it_is() -> None:
+def _keep_state() -> None:
     """State stays as it is."""
 
 
 @dataclass
-class _Passes:
+class _StepRunner:
     """Forwards and backwards of one step."""
 
     model: nn.Module
     workload: Workload
     device: torch.device
     loss_by_slice: bool
-    num_normed: int = 1
+    num_norm_slices: int = 1
     beat: Callable[[str], object] = lambda phase: None
 
     def forward_backward(
-        self, parts: Sequence[Part], wholes: Sequence[tuple[Any, Any]] | None
+        self, parts: Sequence[MicrostepSlices], wholes: Sequence[tuple[Any, Any]] | None
     ) -> tuple[float, float]:
         """Gradients of the loss's sum over all parts, divided by the global batch; the sum and its count."""
         train = self.workload.config.train
         total, count = 0.0, 0.0
         for index, part in enumerate(parts):
             self.beat(CHECK_STEP)
-            slices = [_on_device(piece, self.device, train.precision) for piece in part]
+            slices = [_to_device(piece, self.device, train.precision) for piece in part]
             with autocast(train.precision, self.device):
-                begin = end = _as_it_is
+                begin = end = _keep_state
                 if wholes is not None:
-                    begin = keep_state(self.model)
-                    whole = _on_device(wholes[index], self.device, train.precision)
+                    begin = save_state(self.model)
+                    whole = _to_device(wholes[index], self.device, train.precision)
                     with torch.no_grad():
-                        call(self.model, whole[0])
-                    end = keep_state(self.model)
+                        call_model(self.model, whole[0])
+                    end = save_state(self.model)
                     begin()
-                norms = NormsOfSlices(self.model, self.num_normed) if len(slices) > 1 else None
+                norms = NormStatisticsOfSlices(self.model, self.num_norm_slices) if len(slices) > 1 else None
                 for loss, num in self.losses(slices, begin, norms):
                     (loss / train.global_batch).backward()
                     total, count = total + float(loss.detach()), count + float(num)
@@ -135,9 +135,9 @@ class _Passes:
 
     def losses(
         self,
-        slices: Part,
-        begin: Callable[[], None] = _as_it_is,
-        norms: NormsOfSlices | None = None,
+        slices: MicrostepSlices,
+        begin: Callable[[], None] = _keep_state,
+        norms: NormStatisticsOfSlices | None = None,
     ) -> Iterator[tuple[Tensor, Any]]:
         """Sum and count of each slice, or of all together; `begin` is called before each forward."""
         function = self.workload.loss.function
@@ -146,19 +146,19 @@ class _Passes:
             begin()
             if norms is not None:
                 norms.index = index
-            return call(self.model, inputs)
+            return call_model(self.model, inputs)
 
         if self.loss_by_slice or len(slices) == 1:
             for index, (inputs, targets) in enumerate(slices):
                 yield function(forward(index, inputs), targets)
             return
-        outputs = joined([forward(index, inputs) for index, (inputs, _) in enumerate(slices)])
-        yield function(outputs, joined([targets for _, targets in slices]))
+        outputs = concatenate([forward(index, inputs) for index, (inputs, _) in enumerate(slices)])
+        yield function(outputs, concatenate([targets for _, targets in slices]))
 
 
 def try_slice(
     workload: Workload,
-    part: Part,
+    part: MicrostepSlices,
     device: torch.device,
     draws: FixedDraws,
     beat: Callable[[str], object],
@@ -169,14 +169,14 @@ def try_slice(
     """
     precision = workload.config.train.precision
     beat(CHECK_BUILD)
-    model = _placed(workload, device)
+    model = _build_model(workload, device)
     beat(CHECK_STEP)
-    slices = [_on_device(piece, device, precision) for piece in part]
+    slices = [_to_device(piece, device, precision) for piece in part]
     with draws, autocast(precision, device):
-        list(_Passes(model, workload, device, loss_by_slice=True).losses(slices))
+        list(_StepRunner(model, workload, device, loss_by_slice=True).losses(slices))
 
 
-def joined(values: Sequence[Any]) -> Any:
+def concatenate(values: Sequence[Any]) -> Any:
     """Batches, or what a model returns for them, put together along their first dim.
 
     Raises: ValueError where they are of different structures or hold a tensor without dims.
@@ -195,30 +195,30 @@ def joined(values: Sequence[Any]) -> Any:
     return tree_unflatten(together, specs[0])
 
 
-def _on_device(value: Any, device: torch.device, precision: str) -> Any:
+def _to_device(value: Any, device: torch.device, precision: str) -> Any:
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    moved = each_tensor(cast(value, dtype), lambda tensor: tensor.to(device))
-    assert tensors_of(moved) or not tensors_of(value)
+    moved = map_tensors(cast_to(value, dtype), lambda tensor: tensor.to(device))
+    assert tensor_leaves(moved) or not tensor_leaves(value)
     return moved
 
 
-def _divide(model: nn.Module, factor: float) -> None:
+def _scale_gradients(model: nn.Module, factor: float) -> None:
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.mul_(factor)
 
 
-def _gradients(model: nn.Module) -> dict[str, Tensor | None]:
+def _copy_gradients(model: nn.Module) -> dict[str, Tensor | None]:
     named = {
         name: weight
         for name, weight in model.named_parameters(remove_duplicate=False)
         if weight.dtype.is_floating_point or weight.dtype.is_complex
     }
-    copies = snapshot({name: _dense(p.grad) for name, p in named.items() if p.grad is not None})
+    copies = snapshot({name: _to_dense(p.grad) for name, p in named.items() if p.grad is not None})
     return {name: copies.get(name) for name in named}
 
 
-def _dense(gradient: Tensor) -> Tensor:
+def _to_dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
@@ -228,19 +228,19 @@ def _dense(gradient: Tensor) -> Tensor:
 # Here every norm keeps its inputs, and takes them once more in one piece when the part is done.
 
 
-class NormsOfSlices:
+class NormStatisticsOfSlices:
     """Watches the batch norms of a model from now until `update`; `index` is the slice that runs. The first
     `num_normed` slices count."""
 
     def __init__(self, model: nn.Module, num_normed: int) -> None:
         self.index = 0
-        self._num_normed = num_normed
+        self._num_norm_slices = num_normed
         self._norms = [
             module
             for module in model.modules()
             if isinstance(module, BatchNorm) and module.training and module.track_running_stats
         ]
-        self._before = [
+        self._initial_statistics = [
             {name: buffer.clone() for name, buffer in own_buffers(norm).items() if buffer is not None}
             for norm in self._norms
         ]
@@ -248,9 +248,9 @@ class NormsOfSlices:
         """Of each norm, by its number: for each call in a forward the inputs by slice."""
         self._hooks = contextlib.ExitStack()
         for number, norm in enumerate(self._norms):
-            self._hooks.enter_context(norm.register_forward_pre_hook(self._keep(number)))
+            self._hooks.enter_context(norm.register_forward_pre_hook(self._record_inputs(number)))
 
-    def _keep(self, number: int) -> Any:
+    def _record_inputs(self, number: int) -> Any:
         def keep(_norm: nn.Module, args: tuple[Tensor, ...]) -> None:
             calls = self._inputs[number]
             free = next((given for given in calls if self.index not in given), None)
@@ -265,26 +265,26 @@ class NormsOfSlices:
         """After the last slice: statistics of all that count, in one piece."""
         self._hooks.close()
         for number, norm in enumerate(self._norms):
-            for name, value in self._before[number].items():
+            for name, value in self._initial_statistics[number].items():
                 norm.get_buffer(name).copy_(value)
             for given in self._inputs[number]:
-                counting = [given[index] for index in sorted(given) if index < self._num_normed]
+                counting = [given[index] for index in sorted(given) if index < self._num_norm_slices]
                 if counting:
                     norm(torch.cat(counting))
 
 
 # State of a model on one device, kept and put back without the code by which strategies handle it.
 
-_OF_TORCH = frozenset(vars(nn.Module()))
+_TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
-def keep_state(model: nn.Module) -> Callable[[], None]:
+def save_state(model: nn.Module) -> Callable[[], None]:
     """A function that gives the model back the buffers, frozen weights and attributes that it has now."""
     modules = list(model.modules())
     tensors = [*model.buffers(), *(weight for weight in model.parameters() if not weight.requires_grad)]
     values = [tensor.detach().clone() for tensor in tensors]
     tables = [dict(module._buffers) for module in modules]
-    attributes = [_attributes(module) for module in modules]
+    attributes = [_copy_attributes(module) for module in modules]
 
     @torch.no_grad()
     def put_back() -> None:
@@ -297,12 +297,12 @@ def keep_state(model: nn.Module) -> Callable[[], None]:
     return put_back
 
 
-def _attributes(module: nn.Module) -> dict[str, object]:
+def _copy_attributes(module: nn.Module) -> dict[str, object]:
     """Copies of what a module keeps beside torch's own tables, as far as that can be copied."""
     found: dict[str, object] = {}
     for name, value in vars(module).items():
         is_result = isinstance(value, Tensor) and value.requires_grad
-        if name in _OF_TORCH or isinstance(value, nn.Module) or is_result:
+        if name in _TORCH_ATTRIBUTES or isinstance(value, nn.Module) or is_result:
             continue
         try:
             found[name] = copy.deepcopy(value)

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from rankdeck.base.heartbeat import CHECK_BUILD, CHECK_STEP, VERIFYING
 from rankdeck.memory.ledger import NullLedger
-from rankdeck.parallel.tensor.split_plan import KnownModel
+from rankdeck.parallel.tensor.split_plan import ModelAnalysis
 from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
-from rankdeck.training.assembly import Built, build
+from rankdeck.training.assembly import BuiltStrategy, build
 from rankdeck.training.reporting import StepFacts
-from rankdeck.training.step import LossScaling, OptimizerStep, Trained, turn_optimizer
-from rankdeck.training.verify.compare import Computed, snapshot
-from rankdeck.training.verify.compared_samples import Batches, read, slices_of
+from rankdeck.training.step import LossScaling, OptimizerStep, TrainComponents, set_optimizer_mode
+from rankdeck.training.verify.compare import StepResults, snapshot
+from rankdeck.training.verify.compared_samples import Batches, read_batches, shard_slices
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.scope import NUM_STEPS
 from rankdeck.training.workload import Workload
@@ -47,16 +47,21 @@ class StrategyTrial:
         rank: int,
         world_size: int,
         devices: list[torch.device],
-        known: KnownModel,
+        analysis: ModelAnalysis,
         beat: Callable[[str], object],
     ) -> None:
         self._workload, self._beat = workload, beat
         beat(CHECK_BUILD)
         self._rank, self._world_size = rank, world_size
-        self._built: Built = build(
-            workload, rank=rank, world_size=world_size, devices=devices, ledger=NullLedger(), known=known
+        self._built: BuiltStrategy = build(
+            workload,
+            rank=rank,
+            world_size=world_size,
+            devices=devices,
+            ledger=NullLedger(),
+            analysis=analysis,
         )
-        self.computed = Computed()
+        self.computed = StepResults()
         """Losses on every rank, and on rank 0 what was gathered."""
         self._gradients: list[list[Tensor | None]] = []
         self._weights: list[list[Tensor]] = []
@@ -69,34 +74,34 @@ class StrategyTrial:
         """Take a step, and the others while it `goes_on`, over slices of what is `shared`, else over samples
         that this rank reads. Raises: whatever a step of the run would raise."""
         strategy, optimizer = self._built.strategy, self._built.optimizer
-        turn_optimizer(optimizer, "train")
+        set_optimizer_mode(optimizer, "train")
         is_fp16 = self._workload.config.train.precision == "fp16"
         steps = OptimizerStep(
             self._workload,
-            Trained(strategy, optimizer, LossScaling(strategy.device, is_on=is_fp16)),
+            TrainComponents(strategy, optimizer, LossScaling(strategy.device, is_on=is_fp16)),
             check_loss=lambda step, total: None,
             on_batch=lambda batch: self._beat(CHECK_STEP),
         )
         self._beat(CHECK_STEP)
         shard = strategy.data_shard()
         # Before draws are fixed: samples and their order are the data's.
-        batches = iter(read(self._workload, shard) if shared is None else slices_of(shared, shard))
-        with draws, self._taking_gradients():
+        batches = iter(read_batches(self._workload, shard) if shared is None else shard_slices(shared, shard))
+        with draws, self._record_gradients():
             for step in range(1, NUM_STEPS + 1):
                 if step > 1 and not goes_on():
                     break
-                facts = steps.take(step, batches)
-                if strategy.steps_itself:
-                    strategy.settle()  # stages that step by themselves meet here
-                self.computed.losses.append(self._loss(facts))
-                self._weights.append([_copy(local_part(weight)) for weight in self._parameters()])
-            strategy.settle()
+                facts = steps.run(step, batches)
+                if strategy.owns_optimizer_step:
+                    strategy.finalize()  # stages that step by themselves meet here
+                self.computed.losses.append(self._mean_loss(facts))
+                self._weights.append([_copy_to_host(local_part(weight)) for weight in self._parameters()])
+            strategy.finalize()
         self._beat(VERIFYING)
 
     def gather(self, gradients_of: int) -> None:
         """Put together the weights and state after the last step, and the gradients of one (from 0). All
         ranks call this together, once, before `gather_rest`."""
-        self.computed.after[len(self.computed.losses) - 1] = self._whole()
+        self.computed.after[len(self.computed.losses) - 1] = self._full_state()
         self._gather_gradients(gradients_of)
 
     def gather_rest(self) -> None:
@@ -105,27 +110,27 @@ class StrategyTrial:
             if step not in self.computed.gradients:
                 self._gather_gradients(step)
         for step, weights in enumerate(self._weights[:-1]):
-            self._put(weights)
-            self.computed.after[step] = self._whole()
+            self._set_weights(weights)
+            self.computed.after[step] = self._full_state()
 
     def close(self) -> None:
         self._built.strategy.close()
 
     def _gather_gradients(self, step: int) -> None:
-        self._put(self._gradients[step])
-        whole = self._whole()
+        self._set_weights(self._gradients[step])
+        whole = self._full_state()
         self.computed.gradients[step] = {
             name: None if _is_missing(gradient) else gradient for name, gradient in whole.items()
         }
 
     @torch.no_grad()
-    def _put(self, values: Sequence[Tensor | None]) -> None:
+    def _set_weights(self, values: Sequence[Tensor | None]) -> None:
         """Give this rank's weights other values, NaN where there is none."""
         for parameter, value in zip(self._parameters(), values, strict=True):
             part = local_part(parameter)
             part.fill_(float("nan")) if value is None else part.copy_(value)
 
-    def _whole(self) -> dict[str, Tensor]:
+    def _full_state(self) -> dict[str, Tensor]:
         """Weights and persistent buffers, on rank 0; nothing on the others."""
         weights = self.strategy.weights()
         return snapshot(weights) if self._rank == 0 else {}
@@ -136,17 +141,17 @@ class StrategyTrial:
         return [p for p in weights if p.dtype.is_floating_point or p.dtype.is_complex]
 
     @contextlib.contextmanager
-    def _taking_gradients(self) -> Iterator[None]:
+    def _record_gradients(self) -> Iterator[None]:
         """Whenever the optimizer is about to step, by whatever class it is of."""
         optimizer: Any = self._built.optimizer
         module, own_step = self.strategy.module, optimizer.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            self._gradients.append([_gradient(parameter) for parameter in self._parameters()])
-            in_gradients = apart(module, self._world_size, in_gradients=True)
+            self._gradients.append([_local_gradient(parameter) for parameter in self._parameters()])
+            in_gradients = rank_distances(module, self._world_size, in_gradients=True)
             result = own_step(*args, **kwargs)
-            in_weights = apart(module, self._world_size, in_gradients=False)
-            self.computed.apart.append({"gradient": in_gradients, "weight": in_weights})
+            in_weights = rank_distances(module, self._world_size, in_gradients=False)
+            self.computed.rank_distances.append({"gradient": in_gradients, "weight": in_weights})
             return result
 
         optimizer.step = step
@@ -155,7 +160,7 @@ class StrategyTrial:
         finally:
             del optimizer.step
 
-    def _loss(self, facts: StepFacts) -> float:
+    def _mean_loss(self, facts: StepFacts) -> float:
         """The mean loss of a step over all ranks."""
         total, count = (0.0, 0.0) if facts.loss is None else map(float, facts.loss)
         if self._world_size > 1:
@@ -165,15 +170,15 @@ class StrategyTrial:
         return total / count if count > 0 else total
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor | None:
+def _local_gradient(parameter: nn.Parameter) -> Tensor | None:
     """This rank's part of a gradient."""
     gradient = parameter.grad
     if gradient is None:
         return None
-    return _copy(gradient.to_dense() if gradient.is_sparse else local_part(gradient))
+    return _copy_to_host(gradient.to_dense() if gradient.is_sparse else local_part(gradient))
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _copy_to_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
@@ -186,18 +191,18 @@ def _is_missing(gradient: Tensor) -> bool:
 #
 # Rank 0's weights would not show for a step that others went another way. A few numbers per tensor travel.
 
-_Numbers = tuple[float, float]
+_Fingerprint = tuple[float, float]
 """Of a tensor its norm, and its sum with signs of its own."""
 
 
 @torch.no_grad()
-def apart(module: nn.Module, world_size: int, *, in_gradients: bool) -> dict[str, float]:
+def rank_distances(module: nn.Module, world_size: int, *, in_gradients: bool) -> dict[str, float]:
     """By name how far ranks are apart, in gradients or in weights, relative to the norm; where they agree to
     the last bit nothing. All ranks of a run call this together."""
     if world_size == 1:
         return {}
-    own = list(_numbers(module, in_gradients=in_gradients))
-    everyone: list[list[tuple[str, Hashable, _Numbers]]] = [[] for _ in range(world_size)]
+    own = list(_fingerprints(module, in_gradients=in_gradients))
+    everyone: list[list[tuple[str, Hashable, _Fingerprint]]] = [[] for _ in range(world_size)]
     dist.all_gather_object(everyone, own)
     held = defaultdict(list)
     for name, place, numbers in (found for rank in everyone for found in rank):
@@ -205,11 +210,11 @@ def apart(module: nn.Module, world_size: int, *, in_gradients: bool) -> dict[str
     distances: dict[str, float] = {}
     for (name, _), found in held.items():
         if any(numbers != found[0] for numbers in found):
-            distances[name] = max(distances.get(name, 0.0), _distance(found))
+            distances[name] = max(distances.get(name, 0.0), _fingerprint_distance(found))
     return distances
 
 
-def _numbers(module: nn.Module, *, in_gradients: bool) -> Iterator[tuple[str, Hashable, _Numbers]]:
+def _fingerprints(module: nn.Module, *, in_gradients: bool) -> Iterator[tuple[str, Hashable, _Fingerprint]]:
     for name, weight in module.named_parameters():
         tensor = weight.grad if in_gradients else weight.detach()
         if tensor is None or tensor.is_sparse:
@@ -219,10 +224,10 @@ def _numbers(module: nn.Module, *, in_gradients: bool) -> Iterator[tuple[str, Ha
         flat = (wide if wide.is_floating_point() else wide.double()).reshape(-1)
         signed = flat[2::3].sum(dtype=torch.float64) - flat[::3].sum(dtype=torch.float64)
         norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
-        yield name, _place(weight), (float(norm), float(signed))
+        yield name, _shard_coordinates(weight), (float(norm), float(signed))
 
 
-def _place(weight: Tensor) -> Hashable:
+def _shard_coordinates(weight: Tensor) -> Hashable:
     """Which slice of a weight a rank holds: where it stands along each axis that cuts it."""
     if not is_dtensor(weight):
         return None
@@ -233,7 +238,7 @@ def _place(weight: Tensor) -> Hashable:
     )
 
 
-def _distance(found: list[_Numbers]) -> float:
+def _fingerprint_distance(found: list[_Fingerprint]) -> float:
     first = found[0]
     largest = max(norm for norm, _ in found)
     distances = [math.dist(first, other) for other in found[1:]]

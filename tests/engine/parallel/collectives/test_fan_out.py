@@ -20,7 +20,7 @@ from rankdeck.base.errors import ModelError, TrainingError
 from rankdeck.memory.ledger import Ledger
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.parallel.collectives import replicate as replicate_module
-from rankdeck.parallel.collectives.buckets import buckets_of
+from rankdeck.parallel.collectives.buckets import assign_buckets
 from rankdeck.parallel.collectives.fan_out import data_parallel, gather, scatter
 from rankdeck.parallel.collectives.parallel_apply import parallel_apply
 from rankdeck.parallel.collectives.replica_threads import ReplicaError, ReplicaThreads
@@ -58,7 +58,7 @@ def _largest_difference(
 @pytest.mark.parametrize("backward", BACKWARDS)
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 @pytest.mark.parametrize("model", MODELS)
-def test_gradients_equal_those_of_one_device(model: str, num_devices: int, backward: str) -> None:
+def test_gradients_match_one_device(model: str, num_devices: int, backward: str) -> None:
     assert _largest_difference(model, num_devices, torch.float32, BACKWARDS[backward]) <= 1e-6
     assert _largest_difference(model, num_devices, torch.float64, BACKWARDS[backward]) <= 1e-12
 
@@ -68,7 +68,7 @@ def test_gradients_differ_when_they_are_not_reduced(monkeypatch: pytest.MonkeyPa
     assert _largest_difference("mlp", 4, torch.float64, tiny.dp_backward) > 1e-4
 
 
-def test_gradients_are_right_while_a_ledger_follows_and_across_small_buckets(
+def test_gradients_match_with_a_ledger_and_small_buckets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replicate_module, "BUCKET_BYTES", 5000)
@@ -77,7 +77,7 @@ def test_gradients_are_right_while_a_ledger_follows_and_across_small_buckets(
     several = copy.deepcopy(plain)
     tiny.plain_backward(plain, batch)
     ledger = Ledger(4)
-    with ledger.following(), ReplicaThreads(VirtualDevices(4, ledger)) as threads:
+    with ledger.tracking(), ReplicaThreads(VirtualDevices(4, ledger)) as threads:
         ledger.watch(several)
         tiny.dp_backward(several, batch, threads)
     for a, b in zip(plain.parameters(), several.parameters(), strict=True):
@@ -90,7 +90,7 @@ def test_each_part_of_a_step_lives_on_its_device() -> None:
     devices = VirtualDevices(3, ledger)
     model = nn.Linear(4, 2)
     x = torch.randn(6, 4)
-    with ledger.following(), ReplicaThreads(devices) as threads:
+    with ledger.tracking(), ReplicaThreads(devices) as threads:
         ledger.watch(model)
         slices = scatter((x,), devices)
         replicas = replicate(model, devices, 3)
@@ -104,7 +104,7 @@ def test_each_part_of_a_step_lives_on_its_device() -> None:
     torch.testing.assert_close(gathered, model(x))
 
 
-def test_bytes_that_move_are_those_of_the_formula() -> None:
+def test_moved_bytes_match_the_formula() -> None:
     devices = VirtualDevices(4)
     model, batch = tiny.tiny_mlp(), tiny.mlp_batch()
     parameter_bytes = sum(p.numel() * 4 for p in model.parameters())
@@ -115,7 +115,7 @@ def test_bytes_that_move_are_those_of_the_formula() -> None:
     assert devices.moved_bytes == {pair: each_way for i in range(1, 4) for pair in ((0, i), (i, 0))}
 
 
-def test_batches_are_cut_in_any_structure_and_the_rest_goes_to_every_device() -> None:
+def test_tensors_are_split_and_other_values_are_replicated() -> None:
     devices = VirtualDevices(4)
     batch = {"x": torch.arange(10), "more": [torch.arange(20).view(10, 2), "text", 3], "none": None}
     slices = scatter(batch, devices)
@@ -128,7 +128,7 @@ def test_batches_are_cut_in_any_structure_and_the_rest_goes_to_every_device() ->
         scatter((torch.zeros(8), torch.zeros(2)), devices)
 
 
-def test_outputs_are_joined_in_any_structure() -> None:
+def test_nested_outputs_are_gathered() -> None:
     devices = VirtualDevices(2)
     outputs = [
         {"logits": torch.full((2, 3), float(i)), "pair": (torch.tensor(i), torch.tensor(0.5))}
@@ -144,7 +144,7 @@ def test_outputs_are_joined_in_any_structure() -> None:
         gather([torch.zeros(1, 3), torch.zeros(1, 4)], devices)
 
 
-class _Counts(nn.Module):
+class _ReturnsCount(nn.Module):
     """Returns a loss and a count, as the loss inside the forward does."""
 
     def __init__(self) -> None:
@@ -157,9 +157,9 @@ class _Counts(nn.Module):
         return {"loss_sum": (self.layer(x) * self.frozen).sum(), "count": torch.tensor(len(x))}
 
 
-def test_a_count_beside_a_loss_has_no_gradient_and_unused_parameters_get_none() -> None:
+def test_counts_and_unused_parameters_get_no_gradient() -> None:
     torch.manual_seed(0)
-    model = _Counts()
+    model = _ReturnsCount()
     x = torch.randn(8, 4)
     with tiny.replica_threads(4) as threads:
         out = data_parallel(model, (x,), threads)
@@ -181,7 +181,7 @@ class _Branches(nn.Module):
         return out
 
 
-def test_a_parameter_that_some_replicas_do_not_use_gets_the_gradients_of_the_others() -> None:
+def test_a_parameter_unused_by_some_replicas_sums_the_others() -> None:
     model = _Branches()
     x = torch.tensor([[-1.0, 2.0], [3.0, 4.0], [-5.0, 6.0]])
     with tiny.replica_threads(3) as threads:
@@ -190,7 +190,7 @@ def test_a_parameter_that_some_replicas_do_not_use_gets_the_gradients_of_the_oth
     assert model.second.weight.grad is not None and model.second.weight.grad.tolist() == [[3.0, 4.0]]
 
 
-def test_inputs_that_want_a_gradient_get_it() -> None:
+def test_inputs_that_require_grad_get_a_gradient() -> None:
     x = torch.randn(4, 3, requires_grad=True)
     with tiny.replica_threads(2) as threads:
         (data_parallel(nn.ReLU(), (x,), threads) * 2).sum().backward()
@@ -218,7 +218,7 @@ class _FirstOutput(nn.Module):
         return self.model(x)[0]
 
 
-def test_only_replica_0s_buffers_persist() -> None:
+def test_only_buffers_of_replica_0_persist() -> None:
     torch.manual_seed(0)
     model, reference = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     x = torch.randn(8, 3) * torch.tensor([[1.0]] * 4 + [[5.0]] * 4)
@@ -234,7 +234,7 @@ def _with_dropout() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5), nn.Linear(64, 1))
 
 
-def test_dropout_draws_the_same_in_every_run_of_one_seed_and_differs_between_devices() -> None:
+def test_dropout_is_reproducible_and_differs_between_devices() -> None:
     found = []
     for seed in [0] * 10 + [1]:
         torch.manual_seed(0)
@@ -253,7 +253,7 @@ def test_dropout_draws_the_same_in_every_run_of_one_seed_and_differs_between_dev
     assert not torch.equal(found[10][0], found[0][0])
 
 
-def test_device_0_draws_as_a_single_device_would() -> None:
+def test_device_0_has_the_random_numbers_of_one_device() -> None:
     torch.manual_seed(0)
     model = nn.Dropout(0.5)
     torch.manual_seed(7)
@@ -274,7 +274,7 @@ class _MaybeCheckpointed(nn.Module):
         return checkpoint(self.layers, x, use_reentrant=False) if self.checkpointed else self.layers(x)
 
 
-def test_dropout_drawn_again_in_the_backward_is_the_forwards() -> None:
+def test_recomputed_dropout_equals_the_forward() -> None:
     grads = []
     for checkpointed in (True, False):
         torch.manual_seed(0)
@@ -287,7 +287,7 @@ def test_dropout_drawn_again_in_the_backward_is_the_forwards() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_without_random_numbers_replicas_run_side_by_side_from_the_second_step_on() -> None:
+def test_replicas_without_random_numbers_run_concurrently() -> None:
     meeting = threading.Barrier(2)
 
     class Meets(nn.Module):
@@ -338,7 +338,7 @@ class _FailsBackward(torch.autograd.Function):
         return grads[0]
 
 
-class _FailsLater(_Fails):
+class _FailsInBackward(_Fails):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = _FailsBackward.apply(x * self.weight)
         return out
@@ -346,7 +346,7 @@ class _FailsLater(_Fails):
 
 def test_an_error_in_a_backward_names_its_replica() -> None:
     with tiny.replica_threads(2) as threads:
-        out = data_parallel(_FailsLater(), (torch.tensor([1.0, 9.0]),), threads)
+        out = data_parallel(_FailsInBackward(), (torch.tensor([1.0, 9.0]),), threads)
         with pytest.raises(ReplicaError, match=r"Replica 1 .* no gradient here"):
             out.sum().backward()
 
@@ -370,7 +370,7 @@ def test_sparse_gradients_are_refused() -> None:
             out.sum().backward()
 
 
-def test_a_second_backward_is_refused() -> None:
+def test_a_second_backward_raises() -> None:
     with tiny.replica_threads(2) as threads:
         loss = data_parallel(nn.Linear(2, 1), (torch.ones(2, 2),), threads).sum()
         loss.backward(retain_graph=True)
@@ -403,7 +403,7 @@ def test_grad_mode_and_autocast_reach_the_replicas() -> None:
     assert model.layer.weight.grad is not None and model.layer.weight.grad.dtype == torch.float32
 
 
-def test_each_devices_busy_time_is_its_threads_cpu_time() -> None:
+def test_busy_time_of_a_device_is_the_cpu_time_of_its_thread() -> None:
     model, batch = tiny.TinyGPT(), tiny.gpt_batch()
     with tiny.replica_threads(4) as threads:
         tiny.dp_backward(model, batch, threads)
@@ -423,11 +423,11 @@ def test_closing_ends_the_threads() -> None:
 
 
 @pytest.mark.parametrize("with_backward", [True, False])
-def test_a_step_leaves_nothing_behind_but_gradients(with_backward: bool) -> None:
+def test_a_step_leaves_only_gradients_allocated(with_backward: bool) -> None:
     ledger = Ledger(2)
     gc.disable()
     try:
-        with ledger.following(), ReplicaThreads(VirtualDevices(2, ledger)) as threads:
+        with ledger.tracking(), ReplicaThreads(VirtualDevices(2, ledger)) as threads:
             model = nn.Linear(4, 4, bias=False)
             loss = data_parallel(model, (torch.ones(2, 4),), threads).sum()
             if with_backward:
@@ -438,7 +438,7 @@ def test_a_step_leaves_nothing_behind_but_gradients(with_backward: bool) -> None
         gc.enable()
 
 
-def test_buckets_hold_neighbours_of_one_dtype_up_to_the_limit() -> None:
+def test_buckets_hold_neighbors_of_one_dtype_up_to_the_limit() -> None:
     sizes = [
         (10, torch.float32),
         (10, torch.float32),
@@ -447,9 +447,9 @@ def test_buckets_hold_neighbours_of_one_dtype_up_to_the_limit() -> None:
         (1, torch.float64),
     ]
     tensors = [torch.zeros(n, dtype=dtype) for n, dtype in sizes]
-    assert buckets_of(tensors, 100) == [[0, 1], [2], [3], [4]]
-    assert buckets_of(tensors[:1], 1) == [[0]]
-    assert buckets_of([], 1) == []
+    assert assign_buckets(tensors, 100) == [[0, 1], [2], [3], [4]]
+    assert assign_buckets(tensors[:1], 1) == [[0]]
+    assert assign_buckets([], 1) == []
 
 
 class _Pair(NamedTuple):
@@ -503,7 +503,7 @@ def test_outputs_of_any_class_are_gathered_by_their_fields(
     torch.testing.assert_close(model.layer.weight.grad, x.sum(0).expand(3, 4))
 
 
-def test_an_object_that_cannot_be_gathered_is_named_with_where_it_stands() -> None:
+def test_an_object_that_cannot_be_gathered_is_named_by_path() -> None:
     class Graph:
         def __init__(self, nodes: Tensor) -> None:
             self.nodes = nodes

@@ -18,13 +18,13 @@ from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import Phrase
 from rankdeck.config.catalog import CutOptions
 from rankdeck.parallel.pipelining import cutting, equality, observed
-from rankdeck.parallel.pipelining.equality import Equality
+from rankdeck.parallel.pipelining.equality import ChainComparison
 from rankdeck.parallel.pipelining.observed import ObservedChain
-from rankdeck.parallel.pipelining.stages import leaving
+from rankdeck.parallel.pipelining.stages import prepare_output
 from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 from tests.helpers import past_cuts
 
-BAR = 1e-10
+TOLERANCE = 1e-10
 MODELS: list[Callable[[], nn.Module]] = [
     past_cuts.TiedByFunction,
     past_cuts.LateTemperature,
@@ -46,7 +46,7 @@ MODELS: list[Callable[[], nn.Module]] = [
 ]
 
 
-def built(make: Callable[[], nn.Module]) -> nn.Module:
+def build_fp64(make: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return make().double().train()
 
@@ -60,7 +60,7 @@ def loss_of(outputs: Any) -> Tensor:
     return F.cross_entropy(outputs, torch.arange(4))
 
 
-def trained(model: nn.Module, step: Callable[[Tensor], None]) -> dict[str, Tensor]:
+def train_weights(model: nn.Module, step: Callable[[Tensor], None]) -> dict[str, Tensor]:
     """Weights after steps of AdamW, which changes every weight that has a gradient, if it is zero."""
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1)
     for batch in batches():
@@ -70,7 +70,9 @@ def trained(model: nn.Module, step: Callable[[Tensor], None]) -> dict[str, Tenso
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def cut(model: nn.Module, num_stages: int, cuts: list[str | int] | None = None) -> cutting.CutModel:
+def cut_for_stages(
+    model: nn.Module, num_stages: int, cuts: list[str | int] | None = None
+) -> cutting.CutModel:
     made = cutting.cut_model(
         model,
         num_stages,
@@ -78,24 +80,24 @@ def cut(model: nn.Module, num_stages: int, cuts: list[str | int] | None = None) 
         batches()[0],
         4,
         device=torch.device("cpu"),
-        read=lambda outputs: [loss_of(outputs)],
+        read_outputs=lambda outputs: [loss_of(outputs)],
     )
-    made.separate_buffers(range(num_stages))
+    made.copy_shared_buffers(range(num_stages))
     return made
 
 
-def step_of_stages(made: cutting.CutModel) -> Callable[[Tensor], None]:
+def make_stage_step(made: cutting.CutModel) -> Callable[[Tensor], None]:
     def step(batch: Tensor) -> None:
-        made.renew_copies()
+        made.refresh_copies()
         entered: list[Any] = [None]
         given = []
         for stage, leaves in zip(made.stages, made.boundaries[1:], strict=True):
             output = stage.train()(entered[-1], batch)
             given.append(output)
             if leaves:
-                given[-1] = [leaving(*pair) for pair in zip(output, leaves, strict=True)]
+                given[-1] = [prepare_output(*pair) for pair in zip(output, leaves, strict=True)]
                 pairs = zip(given[-1], leaves, strict=True)
-                entered.append(tuple(t.detach().clone().requires_grad_(s.goes_back) for t, s in pairs))
+                entered.append(tuple(t.detach().clone().requires_grad_(s.returns_gradient) for t, s in pairs))
         loss_of(given[-1]).backward()
         for outputs, received in zip(given[-2::-1], entered[:0:-1], strict=True):
             pairs = [
@@ -107,39 +109,37 @@ def step_of_stages(made: cutting.CutModel) -> Callable[[Tensor], None]:
     return step
 
 
-def farthest(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+def max_difference(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
     return max(float((some[name].double() - others[name].double()).abs().max()) for name in others)
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_stages_end_with_the_weights_of_the_model(make: Callable[[], nn.Module]) -> None:
-    plain, model = built(make), built(make)
-    wanted = trained(plain, lambda batch: loss_of(plain(batch)).backward())
-    made = cut(model, 2)
-    assert farthest(trained(model, step_of_stages(made)), wanted) <= BAR
+def test_trained_stages_match_the_model(make: Callable[[], nn.Module]) -> None:
+    plain, model = build_fp64(make), build_fp64(make)
+    wanted = train_weights(plain, lambda batch: loss_of(plain(batch)).backward())
+    made = cut_for_stages(model, 2)
+    assert max_difference(train_weights(model, make_stage_step(made)), wanted) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
     "make", [past_cuts.LateTemperature, past_cuts.GatedSkip, past_cuts.SkipInTraining, past_cuts.Counting]
 )
-def test_a_row_that_is_not_compared_ends_far_off(
-    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unchecked_chain_differs(make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     """As it would where weights above the layers stayed with the first stage."""
-    monkeypatch.setattr(Equality, "difference", lambda self, chain: None)
+    monkeypatch.setattr(ChainComparison, "difference", lambda self, chain: None)
     monkeypatch.setattr(ObservedChain, "_find_used", lambda self: [set() for _ in self.names])
     monkeypatch.setattr(observed, "_refuse_gradient", lambda name, gradient: None)
-    plain, model = built(make), built(make)
-    wanted = trained(plain, lambda batch: loss_of(plain(batch)).backward())
-    made = cut(model, 3)
-    assert farthest(trained(model, step_of_stages(made)), wanted) > 1e-3
+    plain, model = build_fp64(make), build_fp64(make)
+    wanted = train_weights(plain, lambda batch: loss_of(plain(batch)).backward())
+    made = cut_for_stages(model, 3)
+    assert max_difference(train_weights(model, make_stage_step(made)), wanted) > 1e-3
 
 
-def test_the_model_itself_is_as_it_was() -> None:
-    model = built(past_cuts.Counting)
+def test_cutting_leaves_the_model_unchanged() -> None:
+    model = build_fp64(past_cuts.Counting)
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     cutting.find_chain(model, batches()[0], 4)
-    assert farthest(before, model.state_dict()) == 0.0
+    assert max_difference(before, model.state_dict()) == 0.0
     assert model.calls == 0
     assert model.training
     assert torch.equal(state, torch.get_rng_state())
@@ -156,14 +156,14 @@ def test_the_model_itself_is_as_it_was() -> None:
     ],
 )
 @pytest.mark.parametrize("is_planned", [False, True])
-def test_a_row_that_carries_something_past_its_cuts_is_named(
+def test_values_that_bypass_a_cut_are_named(
     make: Callable[[], nn.Module], named: str, is_planned: bool
 ) -> None:
     """Also where a plan knows no values."""
     with FakeTensorMode() if is_planned else torch.enable_grad():
         model, inputs = make(), torch.ones(4, 1, 8, 8)
-        row = ObservedChain(model, observed.observe(model, inputs), 4, inputs)
-        difference = Equality(model, inputs).difference(row)
+        row = ObservedChain(model, observed.observe_units(model, inputs), 4, inputs)
+        difference = ChainComparison(model, inputs).difference(row)
     assert difference is not None
     assert f"{named} is used behind a cut" in difference
 
@@ -173,51 +173,51 @@ def test_a_row_that_carries_something_past_its_cuts_is_named(
     "make",
     [past_cuts.TiedByFunction, past_cuts.LateTemperature, past_cuts.Prompts, past_cuts.StraightThrough],
 )
-def test_a_plan_cuts_where_the_run_does(make: Callable[[], nn.Module], is_planned: bool) -> None:
+def test_plan_and_run_have_the_same_cuts(make: Callable[[], nn.Module], is_planned: bool) -> None:
     with FakeTensorMode() if is_planned else torch.enable_grad():
         chain = cutting.find_chain(make(), torch.ones(4, 1, 8, 8), 4)
     assert chain.names == ["enter", *(f"layers.{index}" for index in range(4)), "leave"]
 
 
-def test_a_weight_that_a_function_uses_is_one_weight_on_both_stages() -> None:
-    model = built(past_cuts.TiedByFunction)
-    made = cut(model, 2, ["layers.1"])
+def test_a_weight_used_by_a_function_is_shared_between_stages() -> None:
+    model = build_fp64(past_cuts.TiedByFunction)
+    made = cut_for_stages(model, 2, ["layers.1"])
     assert [(id(weight), stages) for weight, stages in made.shared_parameters()] == [
         (id(model.enter.weight), (0, 1))
     ]
 
 
-def test_what_was_found_on_shapes_holds_for_the_next_model_of_the_kind(
+def test_analysis_on_fake_tensors_is_reused_for_equal_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(equality, "is_cheap", lambda model, inputs: False)
     known: dict[Hashable, Phrase | None] = {}
-    found = cutting.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)
-    monkeypatch.setattr(Equality, "_compare_histories", lambda *_: 1 / 0)
-    again = cutting.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)
+    found = cutting.find_chain(build_fp64(past_cuts.TiedByFunction), batches()[0], 4, known)
+    monkeypatch.setattr(ChainComparison, "_compare_histories", lambda *_: 1 / 0)
+    again = cutting.find_chain(build_fp64(past_cuts.TiedByFunction), batches()[0], 4, known)
     assert again.names == found.names and len(found) > 1
     with pytest.raises(ModelError, match="cannot be cut"):
-        cutting.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, {})
+        cutting.find_chain(build_fp64(past_cuts.TiedByFunction), batches()[0], 4, {})
 
 
-def test_units_that_leave_something_out_are_refused() -> None:
+def test_units_that_omit_a_weight_are_refused() -> None:
     class Wrong(past_cuts.Row):
         def pipeline_units(self) -> list[tuple[str, nn.Module]]:
             return [("flat", nn.Flatten()), ("enter", self.enter), ("leave", self.leave)]
 
     with pytest.raises(ModelError, match=r"pipeline_units\(\) does not compute what .* forward does"):
-        cutting.find_chain(built(Wrong), batches()[0], 4)
+        cutting.find_chain(build_fp64(Wrong), batches()[0], 4)
 
 
-def test_a_model_that_takes_another_branch_later_is_stopped() -> None:
-    model = built(past_cuts.Branching)
-    made = cut(model, 2, ["layers.3"])
+def test_a_model_that_changes_branches_later_raises() -> None:
+    model = build_fp64(past_cuts.Branching)
+    made = cut_for_stages(model, 2, ["layers.3"])
     with pytest.raises(ModelError, match="runs other modules in this batch"):
-        trained(model, step_of_stages(made))
+        train_weights(model, make_stage_step(made))
 
 
-def test_a_traced_stage_takes_no_other_sizes() -> None:
-    made = cut(built(past_cuts.DetachedSkip), 2, ["layers.1"])
+def test_a_traced_stage_refuses_other_shapes() -> None:
+    made = cut_for_stages(build_fp64(past_cuts.DetachedSkip), 2, ["layers.1"])
     with pytest.raises(ModelError, match="Samples differ in their sizes"):
         made.stages[0](None, torch.ones(4, 1, 4, 16, dtype=torch.float64))
 
@@ -231,10 +231,10 @@ def test_a_traced_stage_takes_no_other_sizes() -> None:
         (torch.OutOfMemoryError("own"), (4, 1, 4, 16), torch.OutOfMemoryError),
     ],
 )
-def test_shapes_are_blamed_for_an_error_in_a_stage_only_where_a_batch_has_others(
+def test_a_stage_error_names_shapes_only_when_they_changed(
     monkeypatch: pytest.MonkeyPatch, error: Exception, sizes: tuple[int, ...], told: type[Exception]
 ) -> None:
-    made = cut(built(past_cuts.Row), 2, ["layers.1"])
+    made = cut_for_stages(build_fp64(past_cuts.Row), 2, ["layers.1"])
 
     def fails(_self: nn.Module, hidden: Tensor, _index: int) -> Tensor:
         raise error
@@ -245,7 +245,7 @@ def test_shapes_are_blamed_for_an_error_in_a_stage_only_where_a_batch_has_others
     assert type(caught.value) is told
 
 
-def test_a_model_that_needs_more_than_one_sample_says_so() -> None:
+def test_a_model_that_needs_several_samples_is_named() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     assert len(cutting.find_chain(model, torch.ones(2, 4), 2)) == 3
     with pytest.raises(ModelError, match=r"does not run on a single sample.*more than 1 value"):

@@ -12,7 +12,7 @@ from rankdeck.parallel.pipelining.one_forward_one_backward import (
 from tests.helpers.schedule_order import actions, in_flight
 
 
-def order_of(num_ahead: int, num_microbatches: int) -> list[tuple[str, int]]:
+def run_order(num_ahead: int, num_microbatches: int) -> list[tuple[str, int]]:
     """What a rank without neighbours does, microbatch by microbatch."""
     done: list[tuple[str, int]] = []
 
@@ -26,15 +26,15 @@ def order_of(num_ahead: int, num_microbatches: int) -> list[tuple[str, int]]:
 
     nobody = Neighbour(lambda tensors, boundary: (), ())
     one_forward_one_backward(
-        forward, backward, nobody, nobody, num_ahead=num_ahead, num_microbatches=num_microbatches
+        forward, backward, nobody, nobody, num_warmup=num_ahead, num_microbatches=num_microbatches
     )
     return done
 
 
 @pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(2, 2), (2, 5), (4, 4), (4, 9), (3, 8)])
-def test_every_rank_takes_microbatches_in_torchs_order(num_ranks: int, num_microbatches: int) -> None:
+def test_every_rank_has_the_microbatch_order_of_torch(num_ranks: int, num_microbatches: int) -> None:
     for stage, slots in enumerate(actions("1f1b", num_ranks, num_microbatches)):
-        order = order_of(num_ranks - 1 - stage, num_microbatches)
+        order = run_order(num_ranks - 1 - stage, num_microbatches)
         # torch numbers the last rank's forwards from 1 in what it lays out, and runs them from 0.
         assert [kind for kind, _ in order] == [slot.kind for slot in slots if slot is not None]
         for kind in ("forward", "backward"):
@@ -43,13 +43,13 @@ def test_every_rank_takes_microbatches_in_torchs_order(num_ranks: int, num_micro
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 2, 3])
-def test_fewer_microbatches_than_stages_go_forward_and_then_back(num_microbatches: int) -> None:
+def test_few_microbatches_run_all_forwards_first(num_microbatches: int) -> None:
     """torch refuses them; here the pipe is never full."""
-    order = order_of(3, num_microbatches)
+    order = run_order(3, num_microbatches)
     numbers = range(num_microbatches)
     assert order == [("forward", n) for n in numbers] + [("backward", n) for n in numbers]
 
 
-def test_another_number_of_forwards_ahead_is_another_order() -> None:
+def test_num_ahead_changes_the_order() -> None:
     """The negative control."""
-    assert order_of(0, 4) != order_of(1, 4)
+    assert run_order(0, 4) != run_order(1, 4)

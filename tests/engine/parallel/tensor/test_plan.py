@@ -15,8 +15,8 @@ from rankdeck.models.gpt import Gpt
 from rankdeck.models.mlp import Mlp
 from rankdeck.models.resnet import build as build_resnet
 from rankdeck.parallel.tensor.apply import LayerSplit
-from rankdeck.parallel.tensor.plan import find_plan, given_plan, known_plan, make_plan
-from rankdeck.parallel.tensor.split_plan import KnownModel, SplitLayer
+from rankdeck.parallel.tensor.plan import cached_plan, find_plan, make_plan, plan_from_patterns
+from rankdeck.parallel.tensor.split_plan import ModelAnalysis, SplitLayer
 from tests.helpers.own_models import BareBlocks
 
 
@@ -47,7 +47,7 @@ class _LlamaLayer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(32), nn.RMSNorm(32)
 
 
-class LlamaShaped(nn.Module):
+class LlamaLike(nn.Module):
     """Modules named and shaped as Hugging Face's Llama has them, grouped queries included."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class _BertLayer(nn.Module):
         self.output.dense, self.output.LayerNorm = nn.Linear(128, 32), nn.LayerNorm(32)
 
 
-class BertShaped(nn.Module):
+class BertLike(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Module()
@@ -80,13 +80,13 @@ class BertShaped(nn.Module):
         self.classifier = nn.Linear(32, 2)
 
 
-def kinds(plan: object) -> dict[str, str]:
+def kinds_by_layer(plan: object) -> dict[str, str]:
     return {layer.name: layer.kind for layer in plan.layers}  # type: ignore[attr-defined]
 
 
-def test_a_gpt_is_split_in_pairs_and_by_its_vocabulary() -> None:
+def test_gpt_is_split_in_pairs_and_by_vocabulary() -> None:
     plan = find_plan(gpt(layers=1), 4)
-    assert kinds(plan) == {
+    assert kinds_by_layer(plan) == {
         "blocks.0.attention.query": "column",
         "blocks.0.attention.key": "column",
         "blocks.0.attention.value": "column",
@@ -96,26 +96,26 @@ def test_a_gpt_is_split_in_pairs_and_by_its_vocabulary() -> None:
         "embed.token": "row",
         "head.output": "column",
     }
-    assert plan.entries == ("blocks.0.attention",)
+    assert plan.input_modules == ("blocks.0.attention",)
     assert (plan.blocks, plan.output) == (("blocks.0",), "head.output")
 
 
-def test_a_plan_is_made_once_for_models_of_one_kind() -> None:
-    known = KnownModel()
-    made = known_plan(known, gpt(layers=1), 4, None)
-    assert known_plan(known, gpt(layers=1), 4, None) is made
-    assert known_plan(KnownModel(), gpt(layers=1), 4, None) is not made
+def test_a_plan_is_cached_for_equal_models() -> None:
+    known = ModelAnalysis()
+    made = cached_plan(known, gpt(layers=1), 4, None)
+    assert cached_plan(known, gpt(layers=1), 4, None) is made
+    assert cached_plan(ModelAnalysis(), gpt(layers=1), 4, None) is not made
 
 
-def test_a_vocabulary_that_does_not_divide_stays_whole() -> None:
+def test_an_indivisible_vocabulary_is_not_split() -> None:
     plan = find_plan(gpt(vocabulary=65, layers=1), 2)
     assert plan.output is None and len(plan.layers) == 6
 
 
-def test_llama_is_split_with_its_gate_and_its_grouped_queries() -> None:
-    plan = find_plan(LlamaShaped(), 2)
+def test_llama_is_split_with_gate_and_grouped_queries() -> None:
+    plan = find_plan(LlamaLike(), 2)
     layer = "model.layers.1"
-    found = kinds(plan)
+    found = kinds_by_layer(plan)
     assert {name for name, kind in found.items() if name.startswith(layer) and kind == "column"} == {
         f"{layer}.{name}"
         for name in (
@@ -127,41 +127,41 @@ def test_llama_is_split_with_its_gate_and_its_grouped_queries() -> None:
         )
     }
     assert found[f"{layer}.self_attn.o_proj"] == found[f"{layer}.mlp.down_proj"] == "row"
-    assert f"{layer}.mlp" in plan.entries and f"{layer}.self_attn" in plan.entries
+    assert f"{layer}.mlp" in plan.input_modules and f"{layer}.self_attn" in plan.input_modules
     with pytest.raises(ModelError, match=r"4 heads \(2 of keys and values\).*4 ranks") as refused:
-        find_plan(LlamaShaped(), 4)
+        find_plan(LlamaLike(), 4)
     assert "Use 1 or 2 devices" in str(refused.value.advice)
 
 
-def test_bert_is_split_across_its_modules_and_its_counts_follow() -> None:
-    plan = find_plan(BertShaped(), 2)
+def test_bert_is_split_and_its_head_counts_are_divided() -> None:
+    plan = find_plan(BertLike(), 2)
     layer = "encoder.layer.0"
-    found = kinds(plan)
+    found = kinds_by_layer(plan)
     assert found[f"{layer}.attention.output.dense"] == found[f"{layer}.output.dense"] == "row"
     assert found[f"{layer}.intermediate.dense"] == "column" and "classifier" not in found
     counts = {count.attribute: count.count for count in plan.heads if count.module.startswith(layer)}
     assert counts == {"num_attention_heads": 2, "all_head_size": 16}
 
 
-def test_a_chain_of_linear_layers_is_split_two_by_two() -> None:
+def test_a_chain_of_linear_layers_is_split_in_pairs() -> None:
     plan = find_plan(Mlp(64, 10, [32, 32, 32]), 2)
-    assert list(kinds(plan).items()) == [
+    assert list(kinds_by_layer(plan).items()) == [
         ("blocks.0.linear", "column"),
         ("blocks.1.linear", "row"),
         ("blocks.2.linear", "column"),
         ("head", "row"),
     ]
     normed = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-    assert kinds(find_plan(normed, 2)) == {"2": "column", "4": "row"}
+    assert kinds_by_layer(find_plan(normed, 2)) == {"2": "column", "4": "row"}
 
 
-def test_what_is_neither_linear_nor_embedding_is_refused_with_what_to_use() -> None:
+def test_layers_other_than_linear_and_embedding_are_refused() -> None:
     with pytest.raises(ModelError, match="Resnet keeps its weights in others") as refused:
         find_plan(build_resnet(depth=18, classes=10, stem="small"), 2)
     assert "Use ddp, which takes every model" in str(refused.value.advice)
 
 
-def test_where_no_pair_divides_other_strategies_are_advised() -> None:
+def test_indivisible_models_are_advised_other_strategies() -> None:
     model = nn.Module()
     model.first, model.second = nn.Linear(64, 33), nn.Linear(33, 10)
     with pytest.raises(ModelError, match="whose width divides") as told:
@@ -189,12 +189,12 @@ def test_weights_between_split_layers_are_refused() -> None:
         find_plan(model, 2)
 
 
-def test_a_block_that_holds_all_its_layers_is_split_by_what_its_forward_does() -> None:
+def test_a_flat_block_is_split_by_its_forward() -> None:
     digits = torch.rand(2, 1, 8, 8)
     plan = find_plan(BareBlocks(), 2, digits)
-    found = kinds(plan)
+    found = kinds_by_layer(plan)
     assert len(found) == 12 and found["blocks.1.o"] == found["blocks.1.down"] == "row"
-    assert plan.entries == ()  # the residual needs the input as it came
+    assert plan.input_modules == ()  # the residual needs the input as it came
     with pytest.raises(ModelError, match=r"blocks\.0\.query_norm\.weight stands between blocks\.0\.q and"):
         find_plan(BareBlocks(query_norm=True), 2, digits)
     with pytest.raises(ModelError, match=r"does not take slices of its layers.*own_models\.py, line"):
@@ -203,25 +203,25 @@ def test_a_block_that_holds_all_its_layers_is_split_by_what_its_forward_does() -
         LayerSplit(BareBlocks(), plan, cast(DeviceMesh, None), TensorOptions(sequence_parallel=True))
 
 
-def test_heads_that_do_not_divide_are_refused_with_those_that_do() -> None:
+def test_indivisible_heads_are_refused_with_valid_counts() -> None:
     with pytest.raises(ModelError, match="4 heads, which cannot be split over 3 ranks") as refused:
         find_plan(gpt(width=36), 3)
     assert "Use 1, 2 or 4 devices" in str(refused.value.advice)
 
 
-def test_a_given_plan_gathers_the_column_that_no_row_follows() -> None:
+def test_a_user_plan_gathers_a_column_without_a_row() -> None:
     given = {"blocks.*.up": "column", "blocks.*.down": "row", "head.output": "column"}
     plan = make_plan(gpt(layers=1), 2, given)  # type: ignore[arg-type]
     assert plan.layers == (
         SplitLayer("blocks.0.feed_forward.up", "column"),
         SplitLayer("blocks.0.feed_forward.down", "row"),
-        SplitLayer("head.output", "column", gathers=True),
+        SplitLayer("head.output", "column", gathers_output=True),
     )
 
 
-def test_options_that_a_plan_cannot_carry_are_refused() -> None:
+def test_options_that_a_plan_does_not_support_are_refused() -> None:
     model, no_mesh = gpt(), cast(DeviceMesh, None)
-    by_hand = given_plan(model, 2, {"blocks.*.up": "column", "blocks.*.down": "row"})
+    by_hand = plan_from_patterns(model, 2, {"blocks.*.up": "column", "blocks.*.down": "row"})
     with pytest.raises(ModelError, match="given by hand"):
         LayerSplit(model, by_hand, no_mesh, TensorOptions(sequence_parallel=True))
     with pytest.raises(ModelError, match="output layer"):
@@ -231,22 +231,22 @@ def test_options_that_a_plan_cannot_carry_are_refused() -> None:
         LayerSplit(chain, find_plan(chain, 2), no_mesh, TensorOptions(sequence_parallel=True))
 
 
-def test_what_other_ranks_hold_is_no_part_of_the_plan() -> None:
+def test_layers_of_other_stages_are_not_in_the_plan() -> None:
     model = gpt()
     plan = find_plan(model, 2)
     for module in model.blocks[0].modules():
         for name in list(module._parameters):
             module._parameters[name] = None
-    held = plan.held_by(model)
-    assert held.blocks == ("blocks.1",) and held.entries == ("blocks.1.attention",)
+    held = plan.restrict_to_model(model)
+    assert held.blocks == ("blocks.1",) and held.input_modules == ("blocks.1.attention",)
     assert all(not layer.name.startswith("blocks.0") for layer in held.layers) and held.output == plan.output
 
 
-def test_a_given_plan_that_cannot_be_is_refused() -> None:
+def test_an_invalid_user_plan_is_refused() -> None:
     with pytest.raises(ModelError, match="matches no linear layer") as refused:
-        given_plan(gpt(), 2, {"blocks.0.feed_forward.upp": "column"})
+        plan_from_patterns(gpt(), 2, {"blocks.0.feed_forward.upp": "column"})
     assert "blocks.0.feed_forward.up" in str(refused.value.advice)
     with pytest.raises(ModelError, match="does not divide by 3"):
-        given_plan(gpt(), 3, {"head.output": "column"})
+        plan_from_patterns(gpt(), 3, {"head.output": "column"})
     with pytest.raises(ModelError, match=r"splits a weight that embed\.token shares"):
-        given_plan(gpt(tied=True), 2, {"head.output": "column"})
+        plan_from_patterns(gpt(tied=True), 2, {"head.output": "column"})

@@ -16,18 +16,18 @@ from rankdeck.base.heartbeat import CHECK_BUILD, CHECK_STEP, VERIFYING
 from rankdeck.base.phrases import phrase
 from rankdeck.config import from_text
 from rankdeck.training import workload as workloads
-from rankdeck.training.verify.before_run import event_of, refusal
-from rankdeck.training.verify.budget import Budget
+from rankdeck.training.verify.before_run import verification_error, verified_event
+from rankdeck.training.verify.budget import CheckBudget
 from rankdeck.training.verify.causes import Discrepancy
-from rankdeck.training.verify.check import EqualityCheck, Result
+from rankdeck.training.verify.check import CheckResult, EqualityCheck
 from rankdeck.training.verify.compare import TensorDifference
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
-from rankdeck.training.verify.scope import NUM_STEPS, leave_out_layers, scope_of
+from rankdeck.training.verify.scope import NUM_STEPS, drop_layers, make_scope
 from tests.helpers import parity
 from tests.helpers.deviating import Deep
 from tests.helpers.ranks import RankSet
-from tests.helpers.verifying import MODELS, check, checked, configuration
+from tests.helpers.verifying import MODELS, check, check_on_ranks, configuration
 
 STRATEGIES = (
     '{ use = "dp" }',
@@ -43,8 +43,8 @@ two_ranks = pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"]
 
 @two_ranks
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_ordinary_run_equals_one_device(ranks: tuple[int, RankSet], strategy: str) -> None:
-    found = checked(ranks[1], configuration(strategy, train="clip_norm = 0.5"))
+def test_supported_strategies_match_one_device(ranks: tuple[int, RankSet], strategy: str) -> None:
+    found = check_on_ranks(ranks[1], configuration(strategy, train="clip_norm = 0.5"))
     assert (found["outcome"], found["precision"]) == ("equal", "fp64")
     assert found["largest"] < 1e-14
 
@@ -63,10 +63,10 @@ def test_an_ordinary_run_equals_one_device(ranks: tuple[int, RankSet], strategy:
         ('{ use = "pipeline" }', {"optimizer": f'{{ use = "{MODELS}:ByPlace", lr = 0.1 }}'}, "optimizer"),
     ],
 )
-def test_what_differs_is_found_with_its_cause(
+def test_a_difference_is_found_with_its_cause(
     ranks: tuple[int, RankSet], strategy: str, changes: dict[str, str], cause: str
 ) -> None:
-    found = checked(ranks[1], configuration(strategy, **changes))  # type: ignore[arg-type]
+    found = check_on_ranks(ranks[1], configuration(strategy, **changes))  # type: ignore[arg-type]
     assert (found["outcome"], found["cause"]) == ("differs", cause)
     assert found["names"]
 
@@ -86,41 +86,43 @@ def test_what_differs_is_found_with_its_cause(
         ('{ use = "ddp" }', {"optimizer": f'{{ use = "{MODELS}:ByPlace", lr = 0.1 }}'}),
     ],
 )
-def test_where_the_strategy_sees_all_of_it_nothing_is_found(
+def test_no_difference_where_the_strategy_sees_full_batches(
     ranks: tuple[int, RankSet], strategy: str, changes: dict[str, str]
 ) -> None:
-    assert checked(ranks[1], configuration(strategy, **changes))["outcome"] == "equal"  # type: ignore[arg-type]
+    assert check_on_ranks(ranks[1], configuration(strategy, **changes))["outcome"] == "equal"  # type: ignore[arg-type]
 
 
 @two_ranks
 @pytest.mark.parametrize("strategy", ['{ use = "ddp" }', '{ use = "dp" }', '{ use = "pipeline" }'])
 @pytest.mark.parametrize("model", ["normed", "normed_without_statistics"])
-def test_a_batch_norm_differs_by_nature(ranks: tuple[int, RankSet], strategy: str, model: str) -> None:
-    found = checked(ranks[1], configuration(strategy, model=model))
+def test_a_batch_norm_difference_is_expected(ranks: tuple[int, RankSet], strategy: str, model: str) -> None:
+    found = check_on_ranks(ranks[1], configuration(strategy, model=model))
     assert (found["outcome"], found["cause"]) == ("noted", "batch-norm")
 
 
 @two_ranks
-def test_a_loss_across_samples_does_not_hide_behind_a_batch_norm(ranks: tuple[int, RankSet]) -> None:
-    found = checked(ranks[1], configuration('{ use = "ddp" }', model="normed", loss="contrast"))
+def test_batch_norm_does_not_hide_a_cross_sample_loss(ranks: tuple[int, RankSet]) -> None:
+    found = check_on_ranks(ranks[1], configuration('{ use = "ddp" }', model="normed", loss="contrast"))
     assert (found["outcome"], found["cause"]) == ("differs", "loss")
 
 
 @two_ranks
 @pytest.mark.parametrize("strategy", ['{ use = "ddp" }', '{ use = "fsdp" }', '{ use = "dp" }'])
-def test_what_draws_is_compared_with_fixed_numbers(ranks: tuple[int, RankSet], strategy: str) -> None:
-    found = checked(ranks[1], configuration(strategy, model="noisy"))
+def test_random_layers_are_compared_with_fixed_random_numbers(
+    ranks: tuple[int, RankSet], strategy: str
+) -> None:
+    found = check_on_ranks(ranks[1], configuration(strategy, model="noisy"))
     assert (found["outcome"], found["has_drawn"]) == ("equal", True)
 
 
-def test_draws_in_replicas_of_dp_are_not_fixed_without_a_mode_of_their_own() -> None:
-    with mock.patch("rankdeck.training.verify.draws.FixedDraws.in_another_thread", lambda draws: None):
+def test_dp_replicas_need_their_own_mode_to_fix_random_numbers() -> None:
+    with mock.patch("rankdeck.training.verify.draws.FixedDraws.worker_mode", lambda draws: None):
         assert check(configuration('{ use = "dp" }', model="noisy"))["outcome"] == "unchecked"
 
 
 @two_ranks
-def test_draws_that_cannot_be_fixed_are_said_and_not_blamed(ranks: tuple[int, RankSet]) -> None:
-    found = checked(ranks[1], configuration('{ use = "ddp" }', model="unfixed"))
+def test_a_model_with_unfixable_random_numbers_is_not_checked(ranks: tuple[int, RankSet]) -> None:
+    found = check_on_ranks(ranks[1], configuration('{ use = "ddp" }', model="unfixed"))
     assert (found["outcome"], found["why"]) == (
         "unchecked",
         "The model draws random numbers that cannot be fixed for a comparison.",
@@ -132,48 +134,48 @@ def test_draws_that_cannot_be_fixed_are_said_and_not_blamed(ranks: tuple[int, Ra
     ("strategy", "cause"),
     [('{ use = "pipeline-async" }', "staleness"), ('{ use = "ddp", compress = "bf16" }', "compress")],
 )
-def test_what_is_stale_or_compressed_is_compared_without_it(
+def test_stale_and_compressed_runs_are_compared_without_that(
     ranks: tuple[int, RankSet], strategy: str, cause: str
 ) -> None:
-    found = checked(ranks[1], configuration(strategy))
+    found = check_on_ranks(ranks[1], configuration(strategy))
     assert (found["outcome"], found["cause"]) == ("noted", cause)
     assert found["largest"] < 1e-14
 
 
 @two_ranks
 @pytest.mark.parametrize("precision", ["fp32", "bf16", pytest.param("fp64", marks=pytest.mark.slow)])
-def test_rounding_is_no_difference(ranks: tuple[int, RankSet], precision: str) -> None:
+def test_rounding_is_not_a_difference(ranks: tuple[int, RankSet], precision: str) -> None:
     """AdamW makes a step of full length of a gradient that is zero but for rounding (a bias of keys)."""
     toml = parity.configuration("gpt", '{ use = "ddp" }', 2, precision=precision)
     toml = toml.replace('{ use = "sgd", lr = 0.02 }', '{ use = "adamw", lr = 1e-3 }')
     for strategy in ("ddp", "fsdp", "pipeline"):
-        found = checked(ranks[1], toml.replace('"ddp"', f'"{strategy}"'), most_fp64_weights=0)
+        found = check_on_ranks(ranks[1], toml.replace('"ddp"', f'"{strategy}"'), most_fp64_weights=0)
         wide = "fp32" if precision == "bf16" else precision
         assert (found["outcome"], found["precision"]) == ("equal", wide)
 
 
 @two_ranks
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_difference_is_found_among_rounding_too(ranks: tuple[int, RankSet], precision: str) -> None:
+def test_a_difference_is_found_despite_rounding(ranks: tuple[int, RankSet], precision: str) -> None:
     toml = configuration('{ use = "ddp" }', loss="contrast", train=f'precision = "{precision}"')
-    found = checked(ranks[1], toml, most_fp64_weights=0)
+    found = check_on_ranks(ranks[1], toml, most_fp64_weights=0)
     assert (found["outcome"], found["cause"], found["precision"]) == ("differs", "loss", "fp32")
 
 
-def test_whole_batches_are_compared_where_that_is_asked_for() -> None:
+def test_full_batches_are_compared_on_request() -> None:
     toml = configuration('{ use = "model" }', batch=64)
-    with mock.patch("rankdeck.training.verify.check._WHOLE_BATCH_S", -1.0):
+    with mock.patch("rankdeck.training.verify.check._MAX_FULL_BATCH_S", -1.0):
         assert check(toml)["samples"] == 2
     assert check(toml, full=True)["samples"] == 64
 
 
-def test_a_check_that_takes_too_long_is_left_out_and_says_so() -> None:
+def test_a_check_over_its_time_budget_is_skipped_with_a_note() -> None:
     found = check(configuration('{ use = "model" }'), budget_s=0.0)
     assert found["outcome"] == "unchecked"
     assert "more than 5 % of this run" in found["why"]
 
 
-def test_where_time_runs_out_one_step_is_compared_and_a_difference_is_found_in_it() -> None:
+def test_one_step_is_compared_when_time_runs_out() -> None:
     with mock.patch.object(EqualityCheck, "_has_time_for_second", return_value=False):
         found = check(configuration('{ use = "dp" }'))
         assert (found["outcome"], found["steps"]) == ("equal", 1)
@@ -181,36 +183,38 @@ def test_where_time_runs_out_one_step_is_compared_and_a_difference_is_found_in_i
         assert (found["outcome"], found["cause"], found["steps"]) == ("differs", "loss", 1)
 
 
-def test_a_difference_without_time_for_its_cause_is_told_and_says_how_to_find_out() -> None:
+def test_a_difference_without_time_for_its_cause_is_reported() -> None:
     toml = configuration('{ use = "dp", parallel_loss = true }', loss="contrast")
-    with mock.patch.object(OneDevice, "sliced", side_effect=OutOfTimeError):
+    with mock.patch.object(OneDevice, "in_slices", side_effect=OutOfTimeError):
         found = check(toml)
     assert (found["outcome"], found["cause"]) == ("differs", "unknown")
     difference = TensorDifference("weight", 1, "0.weight", 0.5, 0.5)
-    told = refusal(Discrepancy("unknown", (difference,)), from_text(toml, folder=Path.cwd()), (16, 8))
+    told = verification_error(
+        Discrepancy("unknown", (difference,)), from_text(toml, folder=Path.cwd()), (16, 8)
+    )
     assert "no time to find out why" in told.message
     assert told.problem.cure == {"train.verify": "full"}
 
 
 @pytest.mark.parametrize("largest", [float("nan"), float("inf"), 0.5])
-def test_a_loss_that_is_finite_on_one_device_only_is_told(largest: float) -> None:
+def test_a_loss_finite_on_one_device_only_is_reported(largest: float) -> None:
     config = from_text(configuration('{ use = "ddp" }'), folder=Path.cwd())
     difference = TensorDifference("loss", 1, "loss", largest, largest)
-    told = refusal(Discrepancy("forward", (difference,)), config, (16, 8))
+    told = verification_error(Discrepancy("forward", (difference,)), config, (16, 8))
     assert ("The loss is NaN or infinite there" in told.message) == (largest != 0.5)
 
 
-def test_no_steps_over_slices_are_begun_that_the_budget_does_not_allow() -> None:
+def test_sliced_steps_start_only_within_the_budget() -> None:
     workload = workloads.load(from_text(configuration('{ use = "ddp" }'), folder=Path.cwd()))
-    scope = scope_of(workload, 2, precision="fp64", whole_batch=True, has_batch_norm=False)
-    budget = Budget(has_limit=True)
+    scope = make_scope(workload, 2, precision="fp64", whole_batch=True, has_batch_norm=False)
+    budget = CheckBudget(has_limit=True)
     one_device = OneDevice(scope, torch.device("cpu"), FixedDraws(), budget, lambda phase: None)
-    assert one_device.sliced(True, whole_state=True) is not None
-    with mock.patch.object(budget, "has", return_value=False), pytest.raises(OutOfTimeError):
-        one_device.sliced(False, whole_state=True)
+    assert one_device.in_slices(True, whole_state=True) is not None
+    with mock.patch.object(budget, "allows", return_value=False), pytest.raises(OutOfTimeError):
+        one_device.in_slices(False, whole_state=True)
 
 
-FAILING = """
+FAILING_LOSS = """
 from torch.nn.functional import cross_entropy
 calls = 0
 
@@ -223,30 +227,28 @@ def loss(outputs, targets):
 """
 
 
-def failing(tmp_path: Path, when: str) -> str:
+def failing_config(tmp_path: Path, when: str) -> str:
     """A loss that raises, on one device and under a strategy alike."""
-    (tmp_path / "mine.py").write_text(FAILING.format(when=when), encoding="utf-8")
+    (tmp_path / "mine.py").write_text(FAILING_LOSS.format(when=when), encoding="utf-8")
     return configuration('{ use = "dp" }').replace("cross_entropy", f"{tmp_path}/mine.py:loss")
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
-def test_what_could_have_struck_a_step_of_the_run_is_not_swallowed(tmp_path: Path, call: int) -> None:
+def test_user_errors_during_the_check_are_raised(tmp_path: Path, call: int) -> None:
     with pytest.raises(ValueError, match="bad batch 17"):
-        check(failing(tmp_path, f"calls == {call}"))
+        check(failing_config(tmp_path, f"calls == {call}"))
 
 
 @pytest.mark.parametrize(
     ("when", "precision"),
     [("'64' in str(outputs.dtype)", "fp32"), ("len(targets) < 8", "fp64")],
 )
-def test_what_comes_of_how_the_check_computes_is_no_failure_of_the_run(
-    tmp_path: Path, when: str, precision: str
-) -> None:
-    found = check(failing(tmp_path, when))
+def test_errors_caused_by_the_check_do_not_fail_the_run(tmp_path: Path, when: str, precision: str) -> None:
+    found = check(failing_config(tmp_path, when))
     assert (found["outcome"], found["precision"]) == ("equal", precision)
 
 
-def test_a_rank_beats_with_each_computation_and_says_when_it_waits() -> None:
+def test_the_check_sends_heartbeats_and_reports_waits() -> None:
     beats: list[str] = []
     check(configuration('{ use = "dp" }'), beat=beats.append)
     assert beats[0] == CHECK_BUILD and beats[-1] == VERIFYING
@@ -256,48 +258,46 @@ def test_a_rank_beats_with_each_computation_and_says_when_it_waits() -> None:
 def test_time_of_other_processes_is_not_counted(tmp_path: Path) -> None:
     scheduled = tmp_path / "schedstat"
     scheduled.write_text("0 0 1")
-    with mock.patch("rankdeck.training.verify.budget._SCHEDULED", scheduled):
-        budget = Budget(has_limit=True)
+    with mock.patch("rankdeck.training.verify.budget._SCHEDSTAT", scheduled):
+        budget = CheckBudget(has_limit=True)
         scheduled.write_text(f"0 {10**12} 1")
         assert budget.spent_s < 0
         scheduled.unlink()
-        assert not Budget(has_limit=True).has(3.1) and Budget(has_limit=False).has(1e9)
+        assert not CheckBudget(has_limit=True).allows(3.1) and CheckBudget(has_limit=False).allows(1e9)
 
 
-def test_a_long_run_allows_more() -> None:
-    budget = Budget(has_limit=True)
-    budget.allow_for(1000.0)
-    assert budget.has(40.0) and not budget.has(60.0)
+def test_a_long_run_has_a_larger_budget() -> None:
+    budget = CheckBudget(has_limit=True)
+    budget.extend_for_run(1000.0)
+    assert budget.allows(40.0) and not budget.allows(60.0)
 
 
 @pytest.mark.parametrize(("schedule", "samples"), [("gpipe", 6), ("zbv", 6), ("dualpipev", 8)])
-def test_a_pipeline_is_checked_with_no_more_microbatches_than_its_schedule_needs(
-    schedule: str, samples: int
-) -> None:
+def test_a_pipeline_check_uses_the_fewest_microbatches(schedule: str, samples: int) -> None:
     strategy = f'{{ use = "pipeline", schedule = "{schedule}", microbatches = 8 }}'
     workload = workloads.load(from_text(configuration(strategy, batch=32), folder=Path.cwd()))
     few, whole = (
-        scope_of(workload, 2, precision="fp64", whole_batch=whole_batch, has_batch_norm=False)
+        make_scope(workload, 2, precision="fp64", whole_batch=whole_batch, has_batch_norm=False)
         for whole_batch in (False, True)
     )
-    assert (few.num_samples, whole.num_samples, whole.pieces) == (samples, 32, 8)
+    assert (few.num_samples, whole.num_samples, whole.num_forwards) == (samples, 32, 8)
 
 
-def test_what_adam_makes_of_a_gradient_that_is_zero_but_for_rounding_is_no_difference() -> None:
+def test_adam_on_rounding_sized_gradients_is_not_a_difference() -> None:
     """A bias of keys: softmax takes its gradient away."""
     toml = parity.configuration("gpt", '{ use = "dp" }', 2, precision="fp64")
     toml = toml.replace('{ use = "sgd", lr = 0.02 }', '{ use = "adamw", lr = 1e-3 }')
-    with mock.patch.object(OneDevice, "_noise", side_effect=AssertionError):
+    with mock.patch.object(OneDevice, "_measure_noise", side_effect=AssertionError):
         found = check(toml)
         assert (found["outcome"], found["largest"] < 1e-12) == ("equal", True)
         with (
-            mock.patch("rankdeck.training.verify.compare._zero_but_for_rounding", return_value=0.0),
+            mock.patch("rankdeck.training.verify.compare._zero_bound", return_value=0.0),
             pytest.raises(AssertionError),
         ):
             check(toml)
 
 
-def test_the_run_after_it_begins_as_if_there_had_been_none() -> None:
+def test_the_check_leaves_the_run_unchanged() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     check(configuration('{ use = "dp" }', model="noisy"))
@@ -305,15 +305,15 @@ def test_the_run_after_it_begins_as_if_there_had_been_none() -> None:
     assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
-def test_every_result_can_be_written_as_an_event() -> None:
+def test_every_check_result_encodes_as_an_event() -> None:
     why = phrase("Two steps on one device take {seconds} s.", seconds="4.0")
-    written = events.encode(event_of(Result(unchecked=why)))
+    written = events.encode(verified_event(CheckResult(skip_reason=why)))
     read = events.decode(written)
     assert isinstance(read, events.Verified)
     assert (read.outcome, read.why) == ("unchecked", "Two steps on one device take 4.0 s.")
 
 
-_A_FEW_LAYERS_BYTES = 3_500_000
+_FEW_LAYERS_BYTES = 3_500_000
 """Half of it is enough for a few layers of each kind."""
 
 
@@ -328,44 +328,44 @@ _A_FEW_LAYERS_BYTES = 3_500_000
         ('{ use = "pipeline", schedule = "1f1b" }', 4),
     ],
 )
-def test_a_model_that_does_not_fit_is_compared_with_fewer_layers(
+def test_a_model_that_does_not_fit_is_checked_with_fewer_layers(
     ranks: tuple[int, RankSet], strategy: str, layers: int
 ) -> None:
-    memory_bytes = _A_FEW_LAYERS_BYTES
-    found = checked(ranks[1], configuration(strategy, model="deep"), memory_bytes=memory_bytes)
+    memory_bytes = _FEW_LAYERS_BYTES
+    found = check_on_ranks(ranks[1], configuration(strategy, model="deep"), memory_bytes=memory_bytes)
     assert (found["outcome"], found["layers"]) == ("equal", layers)
     assert found["largest"] < 1e-14
     if "model" not in strategy:
         toml = configuration(strategy, model="deep", loss="contrast")
         if strategy == '{ use = "dp" }':
             toml = configuration('{ use = "dp", parallel_loss = true }', model="deep", loss="contrast")
-        found = checked(ranks[1], toml, memory_bytes=memory_bytes)
+        found = check_on_ranks(ranks[1], toml, memory_bytes=memory_bytes)
         assert (found["outcome"], found["cause"], found["layers"]) == ("differs", "loss", layers)
-    whole = checked(ranks[1], configuration(strategy, model="deep"))
+    whole = check_on_ranks(ranks[1], configuration(strategy, model="deep"))
     assert (whole["outcome"], whole["layers"]) == ("equal", None)
 
 
 @two_ranks
-def test_what_does_not_fit_with_fewer_layers_either_is_not_checked(ranks: tuple[int, RankSet]) -> None:
-    few = checked(ranks[1], configuration('{ use = "ddp" }', model="deep"), memory_bytes=100_000)
-    one = checked(ranks[1], configuration('{ use = "ddp" }'), memory_bytes=100_000)
+def test_a_model_that_never_fits_is_not_checked(ranks: tuple[int, RankSet]) -> None:
+    few = check_on_ranks(ranks[1], configuration('{ use = "ddp" }', model="deep"), memory_bytes=100_000)
+    one = check_on_ranks(ranks[1], configuration('{ use = "ddp" }'), memory_bytes=100_000)
     for found in (few, one):
         assert found["outcome"] == "unchecked" and "do not fit in memory" in found["why"]
 
 
 @two_ranks
-def test_a_strategy_that_needs_the_layers_left_out_is_not_refused(ranks: tuple[int, RankSet]) -> None:
+def test_excluded_layers_do_not_make_a_strategy_refused(ranks: tuple[int, RankSet]) -> None:
     plan = '{ "blocks.20" = "column", "blocks.21" = "row" }'
     toml = configuration(f'{{ use = "tensor", plan = {plan} }}', model="deep")
-    assert checked(ranks[1], toml)["outcome"] in ("equal", "differs")
-    found = checked(ranks[1], toml, memory_bytes=_A_FEW_LAYERS_BYTES)
+    assert check_on_ranks(ranks[1], toml)["outcome"] in ("equal", "differs")
+    found = check_on_ranks(ranks[1], toml, memory_bytes=_FEW_LAYERS_BYTES)
     assert found["outcome"] == "unchecked" and "fewer layers" in found["why"]
 
 
-def test_layers_of_each_kind_stay() -> None:
+def test_a_layer_of_each_kind_remains() -> None:
     torch.manual_seed(0)
     model = Deep()
     kept = list(model.blocks[:6])
-    leave_out_layers(model, 3)
+    drop_layers(model, 3)
     assert list(model.blocks) == kept and list(dict(model.blocks.named_children())) == list("012345")
     assert model(torch.ones(2, 64)).shape == (2, 10)

@@ -10,9 +10,9 @@ import pytest
 
 from tests.engine.training.verify.test_check import STRATEGIES, two_ranks
 from tests.helpers.ranks import RankSet
-from tests.helpers.verifying import checked, configuration
+from tests.helpers.verifying import check_on_ranks, configuration
 
-MINE = """
+USER_DATA = """
 import torch
 
 class Mine:
@@ -36,7 +36,7 @@ def make():
 """
 
 
-WITH_FUNCTION = """
+READ_BATCH_WITH_FUNCTION = """
 def read_batch(mine, indices):
     inputs = torch.randn(len(indices), 64, generator=mine.generator)
     return {"images": inputs, "mask": lambda: None, "labels": torch.tensor(indices) % 10}
@@ -45,19 +45,19 @@ Mine.read_batch = read_batch
 """
 
 
-def mine(folder: Path, more: str = "") -> str:
+def write_user_data(folder: Path, more: str = "") -> str:
     """Data that draw from a generator of their own."""
     file = folder / "mine.py"
-    file.write_text(MINE.format(more=more), encoding="utf-8")
+    file.write_text(USER_DATA.format(more=more), encoding="utf-8")
     return f"{file}:make"
 
 
 @two_ranks
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_data_that_give_others_when_read_again_are_read_once(
+def test_nondeterministic_data_is_read_once(
     ranks: tuple[int, RankSet], tmp_path: Path, strategy: str
 ) -> None:
-    found = checked(ranks[1], configuration(strategy, data=mine(tmp_path)))
+    found = check_on_ranks(ranks[1], configuration(strategy, data=write_user_data(tmp_path)))
     assert (found["outcome"], found["precision"]) == ("equal", "fp64")
     assert found["largest"] < 1e-14
 
@@ -65,20 +65,22 @@ def test_data_that_give_others_when_read_again_are_read_once(
 @two_ranks
 @pytest.mark.parametrize("strategy", ['{ use = "ddp" }', '{ use = "dp", parallel_loss = true }'])
 @pytest.mark.parametrize("most_fp64_weights", [10**9, 0])
-def test_what_differs_does_not_hide_behind_such_data(
+def test_differences_are_found_with_nondeterministic_data(
     ranks: tuple[int, RankSet], tmp_path: Path, strategy: str, most_fp64_weights: int
 ) -> None:
-    toml = configuration(strategy, loss="contrast", data=mine(tmp_path))
-    found = checked(ranks[1], toml, most_fp64_weights=most_fp64_weights)
+    toml = configuration(strategy, loss="contrast", data=write_user_data(tmp_path))
+    found = check_on_ranks(ranks[1], toml, most_fp64_weights=most_fp64_weights)
     assert (found["outcome"], found["cause"]) == ("differs", "loss")
 
 
 @two_ranks
-@pytest.mark.parametrize("more", ["Mine.is_random = False", "Mine.read_batch = read_batch", WITH_FUNCTION])
-def test_where_one_reading_of_such_data_cannot_do_for_all_that_is_said(
+@pytest.mark.parametrize(
+    "more", ["Mine.is_random = False", "Mine.read_batch = read_batch", READ_BATCH_WITH_FUNCTION]
+)
+def test_unshareable_nondeterministic_data_is_not_checked(
     ranks: tuple[int, RankSet], tmp_path: Path, more: str
 ) -> None:
     """They say that they are not random, or what is no row of a batch cannot be cut, nor sent to others."""
-    found = checked(ranks[1], configuration('{ use = "ddp" }', data=mine(tmp_path, more)))
+    found = check_on_ranks(ranks[1], configuration('{ use = "ddp" }', data=write_user_data(tmp_path, more)))
     why = "The training data gives other samples when it is read again, or cut otherwise."
     assert (found["outcome"], found["why"]) == ("unchecked", why)

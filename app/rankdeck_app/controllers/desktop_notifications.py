@@ -1,0 +1,73 @@
+"""A notice of the desktop when a run of this window ends or breaks while nobody is looking.
+
+`notify-send` is the desktop's own program for that; where there is none, nothing is said. Runs that end
+together are told together.
+"""
+
+from __future__ import annotations
+
+import html
+import shutil
+
+from PySide6.QtCore import QObject, QProcess, QTimer
+
+from rankdeck.run.row import RunInfo
+from rankdeck_app.controllers.run_tabs import PAGE_KIND, RunTabs
+from rankdeck_app.language import tr
+from rankdeck_app.shell.window import APP_NAME, MainWindow
+from rankdeck_app.state.runs import Runs
+from rankdeck_app.widgets.run_list import outcome_style
+
+PROGRAM = "notify-send"
+_BATCH_MS = 500
+_MAX_NAMED = 5
+_FAILED_OUTCOMES = ("failed", "lost")
+
+
+class DesktopNotifications(QObject):
+    """Speaks of runs that were launched here or have a tab here, while the window is not the active one."""
+
+    def __init__(self, window: MainWindow, runs: Runs, tabs: RunTabs) -> None:
+        super().__init__(window)
+        self._window = window
+        self._tabs = tabs
+        self._pending: list[RunInfo] = []
+        self._timer = QTimer(self, interval=_BATCH_MS, singleShot=True)
+        self._timer.timeout.connect(self._send)
+        runs.run_ended.connect(self._on_run_ended)
+        window.closing.connect(self._timer.stop)
+
+    def _on_run_ended(self, info: RunInfo) -> None:
+        editor, page_id = self._window.editor, f"{PAGE_KIND}:{info.path}"
+        has_tab = editor.page(page_id) is not None or page_id in editor.unbuilt_page_ids()
+        is_ours = info.path in self._tabs.launched or has_tab
+        is_seen = self._window.isVisible() and self._window.isActiveWindow()
+        if is_ours and not is_seen and self._window.settings.get("notifications.desktop", bool):
+            self._pending.append(info)
+            self._timer.start()
+
+    def _send(self) -> None:
+        infos, self._pending = self._pending, []
+        program = shutil.which(PROGRAM)
+        if program is None or not infos:
+            return
+        urgency = "critical" if any(info.outcome in _FAILED_OUTCOMES for info in infos) else "normal"
+        words = [
+            f"--app-name={APP_NAME}",
+            f"--urgency={urgency}",
+            "--icon=rankdeck",
+            "--",
+            *notification_text(infos),
+        ]
+        QProcess.startDetached(program, words)
+
+
+def notification_text(infos: list[RunInfo]) -> tuple[str, str]:
+    """(headline, text), for one run or several; desktops read the text as markup."""
+    lines = [tr("{run}: {state}", run=info.title, state=outcome_style(info.state)[2]) for info in infos]
+    if len(infos) == 1:
+        return lines[0], html.escape(infos[0].reason or "", quote=False)
+    more = len(lines) - _MAX_NAMED
+    told = lines[:_MAX_NAMED] + ([tr("and {n} more", "and {n} more", more)] if more > 0 else [])
+    headline = tr("{n} runs are over", "{n} run is over", len(infos))
+    return headline, html.escape("\n".join(told), quote=False)

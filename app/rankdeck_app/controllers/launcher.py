@@ -1,0 +1,302 @@
+"""From a press of Launch, or Resume, to a run in a tab: what stands in the way, the trust question, the
+engine, the tab.
+
+A launch never stops another run, and nothing of the person's code runs before its folder is trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.config import RunConfig, load
+from rankdeck.config.naming import title_of
+from rankdeck.remote.ssh import is_local_host
+from rankdeck.run_dir import RunDir
+from rankdeck_app.controllers.run_tabs import RunTabs
+from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import tr, translate_problem
+from rankdeck_app.shell.page import Page, PageUnavailableError
+from rankdeck_app.shell.toasts import OneTimeAction
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.device_choice import devices_path, find_gpu_problem
+from rankdeck_app.state.draft import DraftSnapshot
+from rankdeck_app.state.engine_process import NOT_SHOWN_CODE, Launch
+from rankdeck_app.state.plan_text import strategy_name
+from rankdeck_app.state.problem_list import DRAFT_OWNER, LAUNCH_OWNER, SCRIPT_OWNER
+from rankdeck_app.state.script_draft import NO_DEVICES_CHOSEN
+from rankdeck_app.views.launch.trust_dialog import TrustDialog
+from rankdeck_app.views.starting import PAGE_KIND, StartingPage
+from rankdeck_app.views.welcome import Suggestion
+
+_RESUME_PREFIX = "resume"
+
+
+class Launcher(QObject):
+    """`changed`: what stands in the way, or what is starting, is new. `blocked` brings the Problem that a
+    launch was asked for in spite of.
+    """
+
+    changed = Signal()
+    blocked = Signal(object)
+
+    def __init__(self, window: MainWindow, session: Session, tabs: RunTabs) -> None:
+        super().__init__(window)
+        self._window = window
+        self._session = session
+        self._tabs = tabs
+        self._num_launches = 0
+        self._pending: dict[str, Launch] = {}
+        self.trust_dialog: TrustDialog | None = None
+        window.editor.register_page_kind(PAGE_KIND, self._make_page)
+        session.device_choice.changed.connect(self._on_draft_changed)
+        session.hosts.devices_changed.connect(self._on_draft_changed)
+        session.draft.text_discarded.connect(self._offer_undo)
+        session.plan.changed.connect(self._on_plan_changed)
+        self._refusal: Problem | None = None
+        self._on_draft_changed()
+
+    # What stands in the way
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+    def blocker(self) -> Problem | None:
+        """Why what is configured, the draft or the script, cannot be launched, or None."""
+        problem = self.form_blocker()
+        if problem is None and not self._session.script.is_chosen:
+            return self._session.plan.refusal
+        return problem
+
+    def form_blocker(self) -> Problem | None:
+        """As `blocker`, whatever the plan says of the chosen strategy: others may still be raced."""
+        draft, script = self._session.draft, self._session.script
+        choice, hosts = self._session.device_choice, self._session.hosts
+        if script.is_chosen:
+            problem = next(iter(script.problems), None)
+            return problem or find_gpu_problem(choice.use, hosts.local, can_rehearse=False)
+        places = choice.hosts or [""]
+        for host in places:
+            if choice.get_use(host) == NO_DEVICES_CHOSEN:
+                advice, path = tr("Choose at least one."), ".".join(devices_path(host))
+                return Problem("no-device", tr("No GPU is chosen."), path=path, advice=advice)
+        if draft.problems:
+            return draft.problems[0]
+        for host in places:
+            gpus = hosts.get(host) if host else hosts.local
+            if gpus is not None and gpus.refusal:
+                return Problem("no-host", gpus.refusal, path="hosts.use")
+            problem = None if gpus is None else find_gpu_problem(choice.get_use(host), gpus)
+            if problem is not None and host:
+                words = tr("{host}: {message}", host=host, message=problem.message)
+                return msgspec.structs.replace(problem, message=words, path=".".join(devices_path(host)))
+            if problem is not None:
+                return problem
+        return None
+
+    def _on_draft_changed(self) -> None:
+        if self._session.draft.is_typing and not self._session.script.is_chosen:
+            return  # a line that is being typed is no news yet
+        blocker, script = self.blocker(), self._session.script
+        problems = list(script.problems if script.is_chosen else self._session.draft.problems)
+        if blocker is not None and blocker not in problems:
+            problems.insert(0, blocker)
+        # An empty form is no fault: the button says what is missing.
+        listed = [problem for problem in problems if script.form.run or problem.path != "script.run"]
+        self._session.problems.set(DRAFT_OWNER, tr("configuration"), [] if script.is_chosen else problems)
+        self._session.problems.set(SCRIPT_OWNER, tr("script"), listed if script.is_chosen else [])
+        is_of_one_host = not script.is_chosen and not self._session.device_choice.hosts
+        self._window.context.set("raceable", self.form_blocker() is None and is_of_one_host)
+        self.changed.emit()
+
+    def _on_plan_changed(self) -> None:
+        refusal = self._session.plan.refusal
+        if refusal != self._refusal:
+            self._refusal = refusal
+            self._on_draft_changed()
+
+    def _offer_undo(self, before: DraftSnapshot) -> None:
+        bring_back = (
+            tr("Bring It Back"),
+            OneTimeAction(lambda: self._session.draft.restore_snapshot(before)),
+        )
+        text = tr("What was typed was no TOML: the change began from the text before it.")
+        self._window.toasts.show(text, actions=[bring_back])
+
+    # Launching
+
+    def launch_draft(self) -> None:
+        config = self._session.draft.config
+        if not self.report_if_blocked() and config is not None:
+            self._warn_of_difference()
+            self.launch(config)
+
+    def _warn_of_difference(self) -> None:
+        """What is launched was found to compute something else than one device."""
+        plan, line = self._session.plan, self._session.plan.chosen_line
+        if line is not None and plan.verification.is_different(line):
+            words = {"strategy": strategy_name(line), "found": plan.verification.get_text(line)}
+            self._window.toasts.warn(tr("{strategy}: {found}.", **words))
+
+    def report_if_blocked(self) -> bool:
+        """Whether something stands in the way of a launch, which is told then."""
+        blocker = self.blocker()
+        if blocker is not None:
+            self.blocked.emit(blocker)
+            self._session.plan.recheck_refusal()
+        return blocker is not None
+
+    def launch_suggestion(self, suggestion: Suggestion) -> None:
+        """A preset on devices of its own; the draft stays as it is."""
+        try:
+            config = load(suggestion.preset.path, devices=suggestion.devices)
+        except ConfigError as error:
+            self.show_refusal(suggestion.preset.name, error.problems)
+        else:
+            self.launch(config)
+
+    def launch(self, config: RunConfig, then: Callable[[Path], object] | None = None) -> None:
+        """Start a run of this configuration, asking first where its own code is not trusted yet; `then` is
+        called with its path once it is there."""
+        self.when_trusted(config.code_folders, partial(self._start, config, then))
+
+    def launch_again(self, path: Path, config: RunConfig) -> None:
+        """Start a run of another one's configuration, asking first as `resume`."""
+        trust = self._session.trust
+        self.when_trusted(partial(trust.untrusted_folders_of_run, path, config), partial(self._start, config))
+
+    def ask_trust_for_draft(self, go_on: Callable[[], object]) -> None:
+        """Ask whether the draft's own code may run, and go on if it may."""
+        config = self._session.draft.config
+        if config is not None:
+            self.when_trusted(config.code_folders, go_on)
+
+    def resume(self, path: Path) -> None:
+        """Go on with a run that is over, asking first where its own code is not trusted yet."""
+        self.when_run_trusted(path, partial(self.start_resume, path))
+
+    def when_run_trusted(self, path: Path, go_on: Callable[[], object]) -> None:
+        """As `when_trusted`, for the code that a run names; a run that cannot be read is refused."""
+
+        def untrusted() -> list[Path]:
+            return self._session.trust.untrusted_folders_of_run(path, RunDir(path).config())
+
+        self.when_trusted(untrusted, go_on, lambda error: self.show_refusal(path.name, error.problems))
+
+    def start_resume(self, path: Path, options: Sequence[str] = ()) -> Launch | None:
+        """Go on with a run whose code is trusted; None while that is under way already."""
+        key = f"{_RESUME_PREFIX}:{path}"
+        if key in self._pending:
+            return None
+        name, workspace = self._session.runs.get_title(path), self._session.workspace.folder
+        launch = self._session.engine.resume(name, path, workspace=workspace, options=options)
+        self._add_pending(key, launch)
+        return launch
+
+    def when_trusted(
+        self,
+        code_folders: Callable[[], list[Path]],
+        go_on: Callable[[], object],
+        failed: Callable[[ConfigError], object] | None = None,
+    ) -> None:
+        """Go on once the person trusts the code in these folders, which the disk knows; that may be never."""
+
+        def untrusted() -> list[Path]:
+            return self._session.trust.untrusted_folders(code_folders())
+
+        self._session.io_thread.submit(untrusted, partial(self._ask_trust, go_on), failed)
+
+    def _ask_trust(self, go_on: Callable[[], object], folders: list[Path]) -> None:
+        if not folders:
+            go_on()
+            return
+        question = TrustDialog(folders, self._window)
+        self.trust_dialog = question
+
+        def answered(trusted: int) -> None:
+            self.trust_dialog = None
+            question.deleteLater()
+            if not trusted:
+                return
+            self._session.io_thread.submit(partial(self._trust_all, folders), on_error=self._warn_not_saved)
+            go_on()
+
+        question.finished.connect(answered)
+        question.open()
+
+    def _trust_all(self, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            self._session.trust.add(folder)
+
+    def _warn_not_saved(self, error: OSError) -> None:
+        self._window.toasts.warn(tr("The answer could not be remembered: {why}.", why=error))
+
+    def _start(self, config: RunConfig, then: Callable[[Path], object] | None = None) -> None:
+        workspace = self._session.workspace
+        title = title_of(config, self._session.hosts.count_devices(config))
+        is_ours = not config.hosts.use or is_local_host(config.hosts.use[0])
+        runs, folder = workspace.runs_folder if is_ours else None, workspace.folder
+        launch = self._session.engine.launch(title, config.to_toml(), runs=runs, workspace=folder)
+        self.show_starting_page(launch)
+        if then is not None:
+            launch.arrived.connect(then)
+
+    def show_starting_page(self, launch: Launch, show: Callable[..., object] | None = None) -> None:
+        """A tab for a launch until its run has one; `show` opens what is no run."""
+        self._num_launches += 1
+        page_id = f"{PAGE_KIND}:{self._num_launches}"
+        self._add_pending(page_id, launch, show)
+        self._window.editor.open(page_id)
+
+    def _add_pending(self, key: str, launch: Launch, show: Callable[..., object] | None = None) -> None:
+        """`key` is the id of the page that waits with us, if there is one."""
+        self._pending[key] = launch
+        self._session.problems.set(LAUNCH_OWNER, launch.name, [])
+        launch.arrived.connect(lambda path: self._on_arrived(key, launch.name, path, show))
+        launch.refused.connect(lambda problems: self._on_refused(key, launch, problems))
+        self.changed.emit()
+
+    def _make_page(self, page_id: str) -> Page:
+        launch = self._pending.get(page_id)
+        if launch is None:
+            raise PageUnavailableError(tr("This launch is over."))
+        return StartingPage(page_id, launch)
+
+    def _on_arrived(self, key: str, name: str, path: Path, show: Callable[..., object] | None) -> None:
+        """The run is there: its tab takes the place of the one that waited."""
+        self._pending.pop(key, None)
+        editor = self._window.editor
+        active = editor.active_page()
+        in_front = active is not None and active.page_id == key
+        if show is None:
+            self._tabs.launched[path] = name
+            show = self._tabs.open
+        close = partial(editor.close_page, key)
+        show(path, focus=in_front or key.startswith(_RESUME_PREFIX), then=close)
+        self._session.runs.rescan()
+        self.changed.emit()
+
+    def _on_refused(self, key: str, launch: Launch, problems: list[Problem]) -> None:
+        self._pending.pop(key, None)
+        if problems[0].code == "cancelled":
+            self._window.editor.close_page(key)
+            self._window.toasts.info(problems[0].message)
+        else:
+            self.show_refusal(launch.name, problems)
+        self.changed.emit()
+
+    def show_refusal(self, name: str, problems: list[Problem]) -> None:
+        """Say why something did not start."""
+        self._session.problems.set(LAUNCH_OWNER, name, problems)
+        show = (tr("Show Problems"), lambda: self._window.show_panel("problems"))
+        words = translate_problem(problems[0]).message
+        if problems[0].code != NOT_SHOWN_CODE:
+            words = tr("{name} did not start: {why}", name=name, why=words)
+        self._window.toasts.show(words, "error", [show])
+        self._window.show_panel("problems")

@@ -1,0 +1,198 @@
+"""What can be done to the runs that are chosen in a list, in one table: menus, keys and the palette are drawn
+from it.
+
+`selected_runs` are those of the list that has the keyboard, or had it when the palette or a menu was opened.
+For each act the context says whether it applies ("runsCan.rename"), and "runsComparable" that two to eight
+runs (and no race) are chosen: the menu offers the command `runs.compare` then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QMenu, QWidget
+
+from rankdeck.base.phrases import phrase, tr_noop
+from rankdeck.compare.run_ref import MAX_RUNS, MIN_RUNS
+from rankdeck.run.row import RunInfo
+from rankdeck_app.commands.table import Command
+from rankdeck_app.language import tr
+from rankdeck_app.shell.window import MainWindow
+
+COMPARE_COMMAND = "runs.compare"
+MAX_OPENED_RUNS = 20
+"""Each is a tab, and is read to its end."""
+
+ActionHandlers = Mapping[str, Callable[[list[RunInfo]], object]]
+
+
+@dataclass(frozen=True)
+class RunAction:
+    """`applies_to`: whether it applies to what is chosen. `keys` are those of the command "runs.<key>"."""
+
+    key: str
+    text: str
+    group: int
+    applies_to: Callable[[Sequence[RunInfo]], bool]
+    keys: tuple[str, ...] = ()
+    plural_text: Callable[[int], str] | None = None
+    """What it is called for so many runs."""
+
+
+def _if_any(infos: Sequence[RunInfo]) -> bool:
+    return bool(infos)
+
+
+def _if_single(holds: Callable[[RunInfo], bool] = lambda info: True) -> Callable[[Sequence[RunInfo]], bool]:
+    return lambda infos: len(infos) == 1 and holds(infos[0])
+
+
+def _if_all(holds: Callable[[RunInfo], bool]) -> Callable[[Sequence[RunInfo]], bool]:
+    return lambda infos: bool(infos) and all(map(holds, infos))
+
+
+def _is_run(info: RunInfo) -> bool:
+    return info.race is None and info.entry_of is None
+
+
+def _is_standalone(info: RunInfo) -> bool:
+    """Of its own, to be named, put away and thrown away; an entry is its race's."""
+    return info.entry_of is None
+
+
+RUN_ACTIONS = (
+    RunAction(
+        "open",
+        tr_noop("Open"),
+        0,
+        lambda infos: 0 < len(infos) <= MAX_OPENED_RUNS,
+        plural_text=lambda n: tr("Open {n} Runs", "Open {n} Run", n),
+    ),
+    RunAction(
+        "save",
+        tr_noop("Save Checkpoint Now"),
+        1,
+        _if_single(lambda info: info.is_alive and _is_run(info) and not info.is_script),
+    ),
+    RunAction(
+        "stop",
+        tr_noop("Stop"),
+        1,
+        _if_all(lambda info: info.is_alive and _is_standalone(info)),
+        plural_text=lambda n: tr("Stop {n} Runs", "Stop {n} Run", n),
+    ),
+    RunAction("resume", tr_noop("Resume"), 1, _if_single(lambda info: info.is_resumable)),
+    RunAction("again", tr_noop("Run Again"), 1, _if_single(lambda info: not info.is_alive and _is_run(info))),
+    RunAction("reuse", tr_noop("Rerun with Changes"), 1, _if_single()),
+    RunAction("rename", tr_noop("Rename"), 2, _if_single(_is_standalone), ("F2",)),
+    RunAction(
+        "tags",
+        tr_noop("Edit Tags…"),
+        2,
+        _if_all(_is_standalone),
+        ("Ctrl+K T",),
+        lambda n: tr("Edit Tags of {n} Runs…", "Edit Tags of {n} Run…", n),
+    ),
+    RunAction("note", tr_noop("Edit Note…"), 2, _if_single(_is_standalone), ("Ctrl+K N",)),
+    RunAction(
+        "archive",
+        tr_noop("Archive"),
+        2,
+        _if_all(lambda info: not info.labels.is_archived and _is_standalone(info)),
+        ("Ctrl+K A",),
+        lambda n: tr("Archive {n} Runs", "Archive {n} Run", n),
+    ),
+    RunAction(
+        "unarchive",
+        tr_noop("Bring Back from the Archive"),
+        2,
+        _if_all(lambda info: info.labels.is_archived),
+        plural_text=lambda n: tr(
+            "Bring {n} Runs Back from the Archive", "Bring {n} Run Back from the Archive", n
+        ),
+    ),
+    RunAction("reveal", tr_noop("Open Its Folder"), 4, _if_single(), ("Shift+Alt+R",)),
+    RunAction(
+        "copy",
+        tr_noop("Copy Path"),
+        4,
+        _if_any,
+        ("Shift+Alt+C",),
+        lambda n: tr("Copy {n} Paths", "Copy {n} Path", n),
+    ),
+    RunAction(
+        "trash",
+        tr_noop("Delete"),
+        5,
+        _if_all(_is_standalone),
+        ("Delete",),
+        lambda n: tr("Delete {n} Runs", "Delete {n} Run", n),
+    ),
+)
+_COMPARE_GROUP = 3
+
+
+class RunActions(QObject):
+    """`acts` does each of the table to a list of runs."""
+
+    def __init__(self, window: MainWindow, acts: ActionHandlers) -> None:
+        super().__init__(window)
+        assert acts.keys() == {act.key for act in RUN_ACTIONS}
+        self._window, self._handlers = window, acts
+        self.selected_runs: list[RunInfo] = []
+
+    def select(self, infos: Sequence[RunInfo]) -> None:
+        """These runs are chosen, in a list that has the keyboard."""
+        self.selected_runs = list(infos)
+        facts: dict[str, object] = {f"runsCan.{act.key}": act.applies_to(infos) for act in RUN_ACTIONS}
+        facts["runsComparable"] = MIN_RUNS <= len(infos) <= MAX_RUNS and all(
+            info.race is None for info in infos
+        )
+        self._window.context.update(facts)
+
+    def commands(self) -> list[Command]:
+        return [
+            Command(
+                f"runs.{act.key}",
+                phrase("Runs: {act}", act=phrase(act.text)),
+                partial(self._run_on_selected, act.key),
+                act.keys,
+                f"runsCan.{act.key}",
+            )
+            for act in RUN_ACTIONS
+        ]
+
+    def _run_on_selected(self, key: str) -> None:
+        self._handlers[key](self.selected_runs)
+
+    def build_menu(self, infos: Sequence[RunInfo], parent: QWidget) -> QMenu:
+        """What can be done to these runs."""
+        menu, chosen, group = QMenu(parent), list(infos), 0
+        for act in RUN_ACTIONS:
+            if not act.applies_to(chosen):
+                continue
+            if act.group != group:
+                if group < _COMPARE_GROUP < act.group:
+                    self._add_compare(menu, chosen)
+                menu.addSeparator()
+                group = act.group
+            text = act.plural_text(len(chosen)) if act.plural_text and len(chosen) > 1 else tr(act.text)
+            menu.addAction(
+                self._with_shortcut(text, f"runs.{act.key}"), partial(self._handlers[act.key], chosen)
+            )
+        return menu
+
+    def _with_shortcut(self, text: str, command_id: str) -> str:
+        keys = self._window.keymap.text_for(command_id)
+        return f"{text}\t{keys}" if keys else text
+
+    def _add_compare(self, menu: QMenu, chosen: list[RunInfo]) -> None:
+        self.select(chosen)
+        commands = self._window.commands
+        if self._window.context.get("runsComparable") and commands.is_enabled(COMPARE_COMMAND):
+            menu.addSeparator()
+            text = self._with_shortcut(commands[COMPARE_COMMAND].label, COMPARE_COMMAND)
+            menu.addAction(text, partial(commands.run, COMPARE_COMMAND))

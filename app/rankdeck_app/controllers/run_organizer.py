@@ -1,0 +1,114 @@
+"""Runs kept for a year: renamed, tagged, annotated, put away, thrown away and brought back.
+
+What is asked for is done by the disk (state/run_store.py); here are the questions before it and the words
+after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QObject
+
+from rankdeck.run.row import RunInfo
+from rankdeck.run_dir import Labels
+from rankdeck_app.controllers.run_tabs import PAGE_KIND, RACE_KIND
+from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import tr
+from rankdeck_app.shell.toasts import OneTimeAction
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.run_store import RunStore, TrashedRun
+from rankdeck_app.views.runs_page import NoteDialog
+
+
+class RunOrganizer(QObject):
+    def __init__(self, window: MainWindow, session: Session) -> None:
+        super().__init__(window)
+        self._window, self._session = window, session
+        self.label_store = RunStore(session.io_thread, self)
+        self.note_dialog: NoteDialog | None = None
+        self.label_store.relabelled.connect(session.runs.update_labels)
+        self.label_store.failed.connect(window.toasts.error)
+        self.label_store.trashed.connect(self._show_trashed_toast)
+        self.label_store.restored.connect(lambda _paths: session.runs.rescan())
+
+    # What is said of runs
+
+    def rename(self, path: Path, name: str) -> None:
+        """Call it so; "" gives back its first name."""
+        self.label_store.change_labels([path], lambda labels: labels.with_changes(name=name))
+
+    def ask_name(self, info: RunInfo) -> None:
+        hint = tr("Name of the run; empty: what it was called at first")
+        self._window.command_palette.ask(hint, lambda name: self.rename(info.path, name), info.title)
+
+    def ask_tags(self, infos: Sequence[RunInfo]) -> None:
+        """All tags that the runs have in common, to be written anew; others of theirs stay."""
+        common = [tag for tag in infos[0].labels.tags if all(tag in info.labels.tags for info in infos)]
+
+        def answered(text: str) -> None:
+            wanted = [tag for tag in (part.strip().removeprefix("#") for part in text.split(",")) if tag]
+            gone = set(common) - set(wanted)
+
+            def retag(labels: Labels) -> Labels:
+                return labels.with_changes(tags=(*(tag for tag in labels.tags if tag not in gone), *wanted))
+
+            self.label_store.change_labels([info.path for info in infos], retag)
+
+        question = (
+            tr("Tags of {run}, separated by commas", run=infos[0].title)
+            if len(infos) == 1
+            else tr(
+                "Tags of {n} runs, separated by commas", "Tags of {n} run, separated by commas", len(infos)
+            )
+        )
+        self._window.command_palette.ask(question, answered, ", ".join(common))
+
+    def ask_note(self, info: RunInfo) -> None:
+        sheet = NoteDialog(info.title, info.labels.note, self._window)
+        self.note_dialog = sheet
+
+        def answered(kept: int) -> None:
+            self.note_dialog = None
+            sheet.deleteLater()
+            if kept:
+                text = sheet.text
+                self.label_store.change_labels([info.path], lambda labels: labels.with_changes(note=text))
+
+        sheet.finished.connect(answered)
+        sheet.open()
+
+    def archive(self, infos: Sequence[RunInfo], *, is_archived: bool = True) -> None:
+        """Put runs away, or show them again."""
+        paths = [info.path for info in infos]
+        self.label_store.change_labels(paths, lambda labels: labels.with_changes(is_archived=is_archived))
+        if is_archived:
+            undo = (tr("Undo"), OneTimeAction(lambda: self.archive(infos, is_archived=False)))
+            words = (
+                tr("{run} is archived.", run=infos[0].title)
+                if len(infos) == 1
+                else tr("{n} runs are archived.", "{n} run is archived.", len(infos))
+            )
+            self._window.toasts.show(words, actions=[undo], key=f"archived {paths[0]}")
+
+    # Throwing away
+
+    def trash(self, infos: Sequence[RunInfo]) -> None:
+        self.label_store.trash([info.path for info in infos])
+
+    def _show_trashed_toast(self, trashed: list[TrashedRun]) -> None:
+        titles = [self._session.runs.get_title(one.path) for one in trashed]
+        gone, editor = {one.path for one in trashed}, self._window.editor
+        for page_id in [*(page.page_id for page in editor.pages()), *editor.unbuilt_page_ids()]:
+            kind, _, path = page_id.partition(":")
+            if kind in (PAGE_KIND, RACE_KIND) and gone & {Path(path), *Path(path).parents}:
+                editor.close_page(page_id)
+        self._session.runs.rescan()
+        words = (
+            tr("{run} is in the trash.", run=titles[0])
+            if len(titles) == 1
+            else tr("{n} runs are in the trash.", "{n} run is in the trash.", len(titles))
+        )
+        undo = (tr("Undo"), OneTimeAction(lambda: self.label_store.restore(trashed)))
+        self._window.toasts.show(words, actions=[undo], key=f"trashed {trashed[0].trash_path}")

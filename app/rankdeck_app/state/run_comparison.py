@@ -1,0 +1,213 @@
+"""The runs of one comparison: which they are, which is the baseline, and what stands beside what.
+
+Views ask it for `comparison`, which is made anew when a run's figures are. `drain` is called every frame: it
+takes what the readers have, a run after another within a few milliseconds. Plain data of it is kept over a
+restart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck.compare.curves import StepAxis, step_axis
+from rankdeck.compare.run_metrics import ComparedRun, build_compared_run, open_events, outcome_of
+from rankdeck.compare.run_ref import MAX_RUNS, RunRef, parse_run_refs
+from rankdeck.compare.run_setup import RunSetup, read_run_setup
+from rankdeck.compare.table import Comparison, compare_runs
+from rankdeck.run.batch import RunChange
+from rankdeck.run_dir import is_run
+from rankdeck_app.language import tr
+from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.state.run_tail import RunTail
+
+_FRAME_BUDGET_S = 0.004
+
+
+class RunComparison(QObject):
+    """`runs_changed`: which runs, or the baseline; `changed`: their figures, at most a few times a second."""
+
+    runs_changed = Signal()
+    changed = Signal()
+
+    def __init__(
+        self, parent: QObject | None = None, *, is_known: Callable[[Path], bool] = lambda path: False
+    ) -> None:
+        """`is_known` says of a run that it is there without asking the disk."""
+        super().__init__(parent)
+        self._is_known = is_known
+        self.runs: list[ComparisonRun] = []
+        self.baseline = 0
+        self.comparison: Comparison | None = None
+        self._next_index = 0
+        self._is_closed = False
+
+    @property
+    def refs(self) -> list[RunRef]:
+        return [run.ref for run in self.runs]
+
+    def refusal_text(self, at: RunRef) -> str:
+        """Why a run cannot be added, in words; empty where it can."""
+        if at in self.refs:
+            return tr("It is in this comparison already.")
+        if len(self.runs) >= MAX_RUNS:
+            return tr("At most {most} runs can be compared: take one out first.", most=MAX_RUNS)
+        if not self._is_known(at.path) and not is_run(at.path):
+            return tr("{path} is not the folder of a run.", path=at.path)
+        return ""
+
+    def add(self, ats: Iterable[RunRef]) -> list[str]:
+        """Take runs in, in order; what was refused, each said once."""
+        refused: dict[str, None] = {}
+        for at in ats:
+            if reason := self.refusal_text(at):
+                refused[reason] = None
+                continue
+            run = ComparisonRun(at, self)
+            run.start()
+            self.runs.append(run)
+        self._update_comparison()
+        self.runs_changed.emit()
+        return list(refused)
+
+    def remove(self, at: RunRef) -> None:
+        place = self.refs.index(at)
+        run = self.runs.pop(place)
+        run.close()
+        run.deleteLater()
+        if self.baseline > place or self.baseline == len(self.runs):
+            self.baseline = max(0, self.baseline - 1)
+        self._update_comparison()
+        self.runs_changed.emit()
+
+    def set_baseline(self, at: RunRef) -> None:
+        self.baseline = self.refs.index(at)
+        self._update_comparison()
+        self.runs_changed.emit()
+
+    def drain(self) -> bool:
+        """Take what was read; figures of one run a frame. Whether there are new losses to draw."""
+        changed = RunChange.NOTHING
+        for run in self.runs:
+            changed |= run.drain(_FRAME_BUDGET_S / len(self.runs))
+        self._update_next_run()
+        return bool(changed & (RunChange.STEPS | RunChange.EVALUATION))
+
+    def _update_next_run(self) -> None:
+        for place in range(len(self.runs)):
+            run = self.runs[(self._next_index + place) % len(self.runs)]
+            if run.update_metrics():
+                self._next_index = (self._next_index + place + 1) % len(self.runs)
+                self._update_comparison()
+                self.changed.emit()
+                return
+
+    def _update_comparison(self) -> None:
+        """What is known of all of them; None until every run's files have been looked at."""
+        figures = [run.compared_run for run in self.runs if run.compared_run is not None]
+        is_known = bool(figures) and len(figures) == len(self.runs)
+        self.comparison = compare_runs(figures, self.baseline) if is_known else None
+
+    def title(self) -> str:
+        """'GPT · DP · 4 / GPT · DDP · 4'"""
+        names = [run.title + ("" if run.ref.attempt is None else f" @{run.ref.attempt}") for run in self.runs]
+        if len(names) > 2:
+            return tr("{run} / {n} others", "{run} / {n} other", len(names) - 1, run=names[0])
+        return " / ".join(names)
+
+    def close(self) -> None:
+        """May be called again: by the window's end, and then by that of the page."""
+        if not self._is_closed:
+            self._is_closed = True
+            for run in self.runs:
+                run.close()
+
+    # Kept over a restart
+
+    def save_state(self) -> dict[str, Any]:
+        return {"runs": list(map(str, self.refs)), "baseline": self.baseline}
+
+    def restore_state(self, saved: Any) -> list[str]:
+        """What was saved; what cannot be had any more, in words."""
+        runs = saved.get("runs") if isinstance(saved, dict) else None
+        ats = parse_run_refs(runs)
+        gone = self.add(ats)
+        baseline = saved.get("baseline") if isinstance(saved, dict) else None
+        if isinstance(baseline, int) and 0 <= baseline < len(ats) and ats[baseline] in self.refs:
+            self.set_baseline(ats[baseline])
+        return gone
+
+
+# One run of a comparison as it goes on, or one of its attempts alone: a live run with its column of
+# figures.
+#
+# Its tail reads the background (configuration, versions, prediction) before the first event: the window
+# never waits for a disk. Figures are made anew at most once a second, and seldom where that takes long.
+
+_MIN_UPDATE_INTERVAL_S = 1.0
+_MAX_TIME_SHARE = 0.005
+"""Of the window's time that may go into making figures."""
+
+
+class _ComparisonTail(RunTail):
+    def __init__(self, at: RunRef) -> None:
+        super().__init__(at.run_dir)
+        self._ref = at
+        self._reader = open_events(at)
+        self.setup: RunSetup | None = None
+
+    def run(self) -> None:
+        self.setup = read_run_setup(self._ref)
+        super().run()
+
+
+class ComparisonRun(LiveRun):
+    """`compared_run` is None until the run's files have been read once: before, nobody knows how it ended."""
+
+    def __init__(self, at: RunRef, parent: QObject | None = None) -> None:
+        super().__init__(at.path, parent)
+        self.ref = at
+        self._tail = self._setup_tail = _ComparisonTail(at)
+        self.compared_run: ComparedRun | None = None
+        self._is_stale = True
+        self._due_s = 0.0
+        self._axes: dict[str, tuple[object, StepAxis]] = {}
+        self.changed.connect(self._mark_stale)
+        self.outcome_changed.connect(self._update_at_once)
+
+    def _mark_stale(self, _changed: object) -> None:
+        self._is_stale = True
+
+    def _update_at_once(self, _outcome: str) -> None:
+        self._due_s = 0.0
+
+    def update_metrics(self) -> bool:
+        """Make them anew where something changed and it is time to; whether that was done."""
+        now_s, background = time.monotonic(), self._setup_tail.setup
+        if not self._is_stale or background is None or self.outcome is None or now_s < self._due_s:
+            return False
+        self._is_stale = False
+        background = replace(background, title=self.title if self._title else background.title)
+        outcome = outcome_of(self.ref, self.state, background, self.outcome)
+        self.compared_run = build_compared_run(self.ref, self.state, background, outcome)
+        self._due_s = now_s + max(_MIN_UPDATE_INTERVAL_S, (time.monotonic() - now_s) / _MAX_TIME_SHARE)
+        return True
+
+    def axis(self, by: str) -> StepAxis:
+        """Where its steps lie (curves.BY), made anew where there are more."""
+        key = [(number, len(one.table)) for number, one in self.state.attempts.items()]
+        known = self._axes.get(by)
+        if known is None or known[0] != key:
+            known = self._axes[by] = (key, step_axis(self.state, by))
+        return known[1]
+
+    @property
+    def other_attempts(self) -> list[int]:
+        """Those that have told something, where there are several."""
+        numbers = list(self.state.attempts)
+        return numbers if len(numbers) > 1 else []

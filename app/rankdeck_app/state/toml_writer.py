@@ -1,0 +1,49 @@
+"""Single values written into a TOML document that a person wrote: comments and order stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tomlkit
+from tomlkit.items import InlineTable
+
+KeyPath = tuple[str, ...]
+_INLINE_TABLES = {"args", "optimizer", "schedule"}
+
+
+def write_value(document: Any, place: KeyPath, value: Any) -> None:
+    """Set or remove one key, making the tables on the way; `strategy = "dp"` becomes a table first."""
+    table = document
+    for depth, key in enumerate(place[:-1]):
+        inner = table.get(key)
+        if isinstance(inner, str) or inner is None:
+            if value is None and inner is None:
+                return
+            fresh: Any = tomlkit.inline_table() if key in _INLINE_TABLES or depth else tomlkit.table()
+            if isinstance(inner, str):
+                fresh["use"] = inner
+                table.remove(key)
+            table[key] = fresh
+            inner = table[key]
+        if not isinstance(inner, dict):
+            return
+        table = inner
+    if value is None:
+        table.pop(place[-1], None)
+    else:
+        table[place[-1]] = list(value) if isinstance(value, tuple) else value
+    if isinstance(table, InlineTable):
+        _rewrite_inline_table(document, place[:-1], table)
+
+
+def _rewrite_inline_table(document: Any, place: KeyPath, table: Any) -> None:
+    """Write an inline table anew: tomlkit puts no space after the comma of an added key."""
+    holder = document
+    for key in place[:-1]:
+        holder = holder[key]
+    fresh = tomlkit.inline_table()
+    values = table.unwrap()
+    if "use" in values:
+        fresh["use"] = values.pop("use")
+    fresh.update(values)
+    holder[place[-1]] = fresh

@@ -1,0 +1,99 @@
+"""What the cards of a run are exported as: rows of CSV, whose heads are the same in every language."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rankdeck.run.series import Curve
+from rankdeck_app.state.run_view import RunView
+from rankdeck_app.views.dashboard import run_chart_data
+from rankdeck_app.widgets.card_export import INTEGER_FORMAT, CsvColumn, CsvRow, CsvRowBlock
+
+_format_seconds = "{:.3f}".format
+
+
+def anatomy_rows(run: RunView) -> Iterator[CsvRow]:
+    yield ("device", "phase", "start_s", "seconds", "stage", "microbatch", "bytes")
+    sampled = run.state.anatomy
+    for row in () if sampled is None else sampled.rows:
+        for span in row.spans:
+            label = (
+                run.device_label(run.devices[row.device])
+                if row.device < len(run.devices)
+                else str(row.device)
+            )
+            times = (f"{span.start_s:.6f}", f"{span.duration_s:.6f}")
+            yield (label, span.name, *times, span.stage, span.microbatch, span.num_bytes)
+
+
+def bars_rows(run: RunView) -> Iterator[CsvRow]:
+    """CSV of the bars, in bytes."""
+    figure = run_chart_data.bars(run)
+    yield ("device", "peak_bytes", *figure.labels, "predicted_bytes")
+    for bar in figure.bars:
+        kinds = bar.by_kind or {}
+        yield (bar.label, bar.total_bytes, *(kinds.get(kind) for kind in figure.labels), bar.predicted_bytes)
+
+
+def band_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
+    yield ("device", "seconds", "bytes")
+    for device in run.devices:
+        seconds, sizes = device.memory_history.points()
+        yield CsvRowBlock(
+            run.device_label(device), CsvColumn(seconds, _format_seconds), CsvColumn(sizes, INTEGER_FORMAT)
+        )
+
+
+def heat_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
+    yield ("device", "seconds", "busy")
+    for device in run.devices:
+        seconds, shares = device.utilisation_history.points()
+        yield CsvRowBlock(
+            run.device_label(device), CsvColumn(seconds, _format_seconds), CsvColumn(shares, "{:.4f}".format)
+        )
+
+
+def loss_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
+    """Training losses, then held-out ones: a step has one row for each that it has."""
+    yield ("step", "loss", "ema", "held_out")
+    yield CsvRowBlock(*_by_step(run.state.losses, run.state.loss_ema), "")
+    steps, losses = _by_step(run.state.held_out)
+    yield CsvRowBlock(steps, "", "", losses)
+
+
+def lr_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
+    yield ("step", "lr")
+    yield CsvRowBlock(*_by_step(run.state.lrs))
+
+
+def norm_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
+    yield ("step", "grad_norm")
+    yield CsvRowBlock(*_by_step(run.state.grad_norms))
+
+
+def rate_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
+    """In steps where those were timed, else in samples."""
+    script = run.state.script
+    if len(script.step_rates):
+        yield ("step", "steps_per_s", "smoothed")
+        yield CsvRowBlock(*_by_step(script.step_rates, script.step_rate_ema))
+    else:
+        yield ("step", "samples_per_s", "smoothed")
+        yield CsvRowBlock(*_by_step(run.state.rates, run.state.rate_ema))
+
+
+def wait_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
+    yield ("step", "wait_share")
+    yield CsvRowBlock(*_by_step(run.state.script.waits))
+
+
+def logged_metrics_rows(run: RunView) -> Iterator[CsvRow | CsvRowBlock]:
+    yield ("name", "through", "step", "value")
+    for name, one in run.state.metrics.items():
+        yield CsvRowBlock(name, one.through, *_by_step(one.curve))
+
+
+def _by_step(*curves: Curve) -> tuple[CsvColumn, ...]:
+    """The steps of the first curve, and the values of all: they are over the same."""
+    points = [curve.points() for curve in curves]
+    return (CsvColumn(points[0][0], INTEGER_FORMAT), *(CsvColumn(values) for _, values in points))

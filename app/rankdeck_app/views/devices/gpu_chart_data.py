@@ -1,0 +1,185 @@
+"""All devices side by side: what the strip and the cards above the table show. Plain functions, no widgets.
+
+Old readings are shown as old and compared with nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rankdeck.base.phrases import tr_noop
+from rankdeck.base.units import format_bytes
+from rankdeck.events import DeviceMemory
+from rankdeck.run.imbalance import lead_device
+from rankdeck.run.series import Series
+from rankdeck.telemetry.gpu_status import GpuStatus
+from rankdeck.telemetry.readings import METRICS
+from rankdeck_app.language import tr
+from rankdeck_app.state.gpus import Gpus, clock_time
+from rankdeck_app.views.devices.gpu_table import HOT_C, errors_text, series_of, throttle_text
+from rankdeck_app.views.devices.memory_holders import MemoryOf, holders, peak_text
+from rankdeck_app.widgets.band_chart import BandChartData, MemoryLimit
+from rankdeck_app.widgets.card_export import SHORT_FORMAT, CsvColumn, CsvRow, CsvRowBlock
+from rankdeck_app.widgets.chart import UNKNOWN
+from rankdeck_app.widgets.chart_colors import HOLDER_LABELS, KIND_LABELS, byte_unit
+from rankdeck_app.widgets.heat_strip import COLUMNS, HeatStripData, compute_shares
+from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
+from rankdeck_app.widgets.tracks import span_text
+from rankdeck_app.widgets.vram_bars import DeviceBar, VramBarsData
+
+_MAX_NAMED = 2
+_LABELS = {**KIND_LABELS, **HOLDER_LABELS}
+
+
+def stats(gpus: Gpus) -> tuple[Stat, ...]:
+    there = [gpu for gpu in gpus.physical_gpus if gpu.lost_at is None and not gpu.is_stale]
+    used = [gpu.used_bytes for gpu in there if gpu.used_bytes is not None]
+    totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
+    divisor, unit = byte_unit(max([*totals, *used], default=1))
+    vram = f"{sum(used) / divisor:.1f}" if used else UNKNOWN
+    if len(totals) == len(there) and totals:
+        vram += f" / {sum(totals) / divisor:.0f} {unit}"
+    busy = [gpu.utilisation for gpu in there if gpu.utilisation is not None]
+    watts = [gpu.power_w for gpu in there if gpu.power_w is not None]
+    degrees = {gpu.temperature_c: gpu.label for gpu in reversed(there) if gpu.temperature_c is not None}
+    hottest_c = max(degrees, default=None)
+    hottest = tr("Hottest") if hottest_c is None else tr("Hottest, {device}", device=degrees[hottest_c])
+    heat = UNKNOWN if hottest_c is None else f"{hottest_c:.0f}°C"
+    return (
+        Stat(tr("VRAM in use"), vram, "888.8 / 8888 GiB"),
+        Stat(tr("Busy, mean"), f"{100 * sum(busy) / len(busy):.0f}%" if busy else UNKNOWN, "100%"),
+        Stat(tr("Power"), _format_watts(sum(watts)) if watts else UNKNOWN, "88.88 kW"),
+        Stat(
+            hottest,
+            heat,
+            tr("Hottest, {device}", device="GPU 15"),
+            hottest_c is not None and hottest_c >= HOT_C,
+        ),
+        _trouble_stat(gpus),
+        imbalance_stat(gpus.imbalance(), [gpu.label for gpu in gpus.physical_gpus]),
+    )
+
+
+def _format_watts(watts: float) -> str:
+    return f"{watts / 1000:.2f} kW" if watts >= 1000 else f"{watts:.0f} W"
+
+
+def _trouble_stat(gpus: Gpus) -> Stat:
+    """Which devices are in trouble, of which kinds."""
+    kinds = (
+        (tr_noop("Lost"), [gpu for gpu in gpus.physical_gpus if gpu.lost_at is not None]),
+        (tr_noop("Old readings"), [gpu for gpu in gpus.physical_gpus if gpu.is_stale]),
+        (tr_noop("With errors"), [gpu for gpu in gpus.devices if errors_text(gpus, gpu)[1] == "hot"]),
+        (tr_noop("Throttled"), [gpu for gpu in gpus.devices if throttle_text(gpus, gpu.uuid)[1] == "hot"]),
+    )
+    found = {trouble: affected for trouble, affected in kinds if affected}
+    if not found:
+        return Stat(tr("Trouble"), tr("none") if gpus.devices else UNKNOWN, "88 GPUs")
+    labels = dict.fromkeys(gpu.label for affected in found.values() for gpu in affected)
+    which = ", ".join(labels) if len(labels) <= _MAX_NAMED else tr("{n} GPUs", "{n} GPU", len(labels))
+    return Stat(", ".join(map(tr, found)), which, "88 GPUs", True)
+
+
+def bars(gpus: Gpus, memory_of: MemoryOf) -> VramBarsData:
+    totals = [gpu.total_bytes for gpu in gpus.physical_gpus if gpu.total_bytes is not None]
+    return VramBarsData(
+        tuple(_bar(gpus, gpu, memory_of(gpu)) for gpu in gpus.physical_gpus),
+        gpus.imbalance(),
+        max(totals, default=None),
+        _LABELS,
+    )
+
+
+def _bar(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None) -> DeviceBar:
+    if gpu.lost_at is not None:
+        return DeviceBar(
+            gpu.label, None, missing_text=tr("lost"), note=tr("lost at {time}", time=clock_time(gpu.lost_at))
+        )
+    peak = tr("peak since the start: {size}", size=peak_text(gpus, gpu))
+    note = tr("old figures") if gpu.is_stale else peak
+    held: Counter[str] = Counter()
+    for holder in holders(gpus, gpu, memory).holders:
+        if holder.kind in _LABELS:
+            held[holder.kind] += holder.num_bytes or 0
+    return DeviceBar(gpu.label, gpu.last_used_bytes, held, note, is_stale=gpu.is_stale)
+
+
+def bars_subtitle(figure: VramBarsData) -> tuple[str, ...]:
+    if not figure.largest_bytes:
+        return ("",)
+    if not figure.capacity_bytes:
+        return tr("now"), tr("now")
+    return tr("now, of {size}", size=format_bytes(figure.capacity_bytes, 0)), tr("now")
+
+
+def band(gpus: Gpus, span_s: float) -> BandChartData:
+    """The lead device and the rest; of all GPUs that were read in the window."""
+    history = gpus.history
+    if history is None:
+        return BandChartData()
+    now_s = gpus.now_s
+    known = [
+        (place, series)
+        for place, gpu in enumerate(gpus.physical_gpus)
+        if gpu.lost_at is None
+        and _has_readings(series := history.series(gpu.uuid, "used_bytes"), now_s - span_s, now_s)
+    ]
+    # In steps: an axis that is laid out anew in every frame costs more than its curves.
+    step_s = max(1.0, span_s / COLUMNS)
+    end_s = math.ceil(now_s / step_s) * step_s
+    lead, places = lead_device(gpus.imbalance()), [place for place, _ in known]
+    totals = {gpu.total_bytes for gpu in gpus.physical_gpus if gpu.total_bytes is not None}
+    limits = tuple(
+        MemoryLimit(tr("capacity {size}", size=format_bytes(total, 0)), total) for total in sorted(totals)[:1]
+    )
+    return BandChartData(
+        labels=[gpus.physical_gpus[place].label for place in places],
+        histories=[series for _, series in known],
+        lead=places.index(lead) if lead in places else None,
+        limits=limits if len(totals) == 1 else (),
+        x_range=(end_s - span_s, end_s),
+        is_live=True,
+        empty_text=tr("nothing was read in the last {time}", time=span_text(span_s)),
+    )
+
+
+def _has_readings(series: Series, since_s: float, now_s: float) -> bool:
+    """Whether anything was read in the window."""
+    return bool(np.isfinite(series.window(since_s, now_s, 64).high).any())
+
+
+def heat(gpus: Gpus, span_s: float, seen: tuple[float, float] | None = None) -> HeatStripData:
+    """The last of it; or the moments that a person chose to see of memory."""
+    end_s = gpus.now_s if seen is None else seen[1]
+    span_s = span_s if seen is None else seen[1] - seen[0]
+    labels, lead = [gpu.label for gpu in gpus.physical_gpus], lead_device(gpus.imbalance())
+    column_s = span_s / COLUMNS
+    reach_s = max(METRICS["utilisation"].stale_after_s, column_s)
+    readings = [(series_of(gpus, gpu.uuid, "utilisation"), reach_s) for gpu in gpus.physical_gpus]
+    shares = compute_shares(readings, end_s, span_s, column_s) if gpus.history is not None else None
+    values, began_s = [gpu.utilisation for gpu in gpus.physical_gpus], None if seen is None else seen[0]
+    return HeatStripData(labels, shares, values, span_s, lead, began_s)
+
+
+def bars_rows(gpus: Gpus) -> Iterator[Sequence[object]]:
+    yield ("device", "uuid", "used_bytes", "total_bytes")
+    for gpu in gpus.devices:
+        yield (gpu.label, gpu.uuid, gpu.last_used_bytes, gpu.total_bytes)
+
+
+def history_rows(gpus: Gpus, *metrics: str) -> Iterator[CsvRow | CsvRowBlock]:
+    """All that is still held one by one, of some metrics or of all."""
+    yield ("device", "uuid", "metric", "unit", "seconds", "value")
+    for gpu in gpus.devices:
+        for metric in metrics or METRICS:
+            seconds, values = series_of(gpus, gpu.uuid, metric).points()
+            told = CsvColumn(seconds, "{:.3f}".format), CsvColumn(values, _format_value)
+            yield CsvRowBlock(gpu.label, gpu.uuid, metric, METRICS[metric].unit, *told)
+
+
+def _format_value(value: float) -> str:
+    return "" if math.isnan(value) else SHORT_FORMAT(value)

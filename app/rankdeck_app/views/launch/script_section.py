@@ -1,0 +1,270 @@
+"""SCRIPT: a person's own script as it is: which file, its arguments and variables, and what runs it.
+
+Fields go into the script's draft as they are typed; what is wrong stands under its field. The combo on top
+holds the entries of the folder's rankdeck.toml.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSignalBlocker, QSize, Qt, Signal
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QComboBox, QLineEdit, QPlainTextEdit, QWidget
+
+from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import tr_noop
+from rankdeck_app.language import tr
+from rankdeck_app.state.gpus import Gpus
+from rankdeck_app.state.script_draft import ScriptDraft
+from rankdeck_app.state.script_folder import ScriptFolder, interpreter_text, shorten_home
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.launch.stepper import RANKS, Stepper
+from rankdeck_app.widgets.controls import CheckBox, ComboBox, tool_button
+from rankdeck_app.widgets.form import FormLine, align_labels
+from rankdeck_app.widgets.layouts import column, push_button, row
+
+LABEL_WIDTH = 66
+NO_ENTRY = tr_noop("none")
+_MAX_VARIABLE_LINES = 3
+_OBSERVE_LEVELS = {
+    "light": tr_noop("steps, loss, rate and memory; a few microseconds a step"),
+    "full": tr_noop("and every tensor of some later steps"),
+    "none": tr_noop("nothing of it is put into the script; its output and its GPUs are seen"),
+}
+
+
+class VariablesEdit(QPlainTextEdit):
+    """NAME=value lines; Tab goes on to the next field."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setTabChangesFocus(True)
+        self.setPlaceholderText(tr("NAME=value, one a line"))
+        self.setProperty("kind", "field")
+        self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.textChanged.connect(self.fit)
+        self.fit()
+
+    def fit(self) -> None:
+        """As high as its lines, up to a few."""
+        lines = max(1, min(_MAX_VARIABLE_LINES, self.document().blockCount()))
+        self.setFixedHeight(lines * self.fontMetrics().lineSpacing() + 15)
+
+    def sizeHint(self) -> QSize:
+        return QSize(120, self.minimumHeight())
+
+
+class FileBox(ComboBox):
+    """The script: one of those found, or what is typed. `popup_opened` before its list is shown."""
+
+    popup_opened = Signal()
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme)
+        self.setEditable(True)
+        self.setInsertPolicy(QComboBox.InsertPolicy.NoInsert)
+        self.setMinimumContentsLength(6)
+        line = self.lineEdit()
+        assert line is not None
+        line.setPlaceholderText(tr("train.py, or -m package.module"))
+        line.setAccessibleName(tr("Script"))
+
+    def showPopup(self) -> None:
+        self.popup_opened.emit()
+        super().showPopup()
+
+
+class ScriptSection(QWidget):
+    """The body of the section; `save_button` belongs into its header. Signals ask for what needs a dialog."""
+
+    browse_requested = Signal()
+    interpreter_requested = Signal()
+    save_requested = Signal()
+    remove_requested = Signal(str)
+    entry_picked = Signal(str)
+
+    def __init__(self, theme: Theme, script: ScriptDraft, folder: ScriptFolder, gpus: Gpus) -> None:
+        super().__init__()
+        self._theme, self._script, self._folder, self._gpus = theme, script, folder, gpus
+        self.save_button = push_button(
+            tr("Save Entry…"), "", self.save_requested.emit, kind="quiet", height=20
+        )
+        keep = tr("Keep this in the folder's rankdeck.toml, to be run again by its name")
+        self.save_button.setToolTip(keep)
+        self.save_button.setAccessibleName(tr("Save entry"))
+        self._make_lines(theme)
+        self.lines = {
+            "run": self.file_line, "arguments": self.arguments_line, "environment": self.variables_line,
+            "python": self.python_line, "ranks": self.ranks_line, "plain": self.plain_line,
+            "observe": self.observe_line,
+        }  # fmt: skip
+        lines = [self.entry_line, *self.lines.values()]
+        align_labels(lines)
+        column(*lines, on=self, margins=(12, 0, 12, 4), spacing=6)
+        script.changed.connect(self.refresh)
+        folder.changed.connect(self.refresh)
+        gpus.changed.connect(self.refresh)
+        self.refresh()
+
+    def _make_lines(self, theme: Theme) -> None:
+        self.entry_box = ComboBox(theme)
+        self.entry_box.activated.connect(self._on_entry_activated)
+        self.remove_button = tool_button(theme, "remove", tr("Remove This Entry"), self._request_removal)
+        what = tr("An entry of the folder's rankdeck.toml")
+        self.entry_line = self._make_line(tr("Entry"), self.entry_box, what, self.remove_button)
+        self.file_box = FileBox(theme)
+        self.file_box.popup_opened.connect(self._folder.scan)
+        self.file_box.activated.connect(lambda index: self._set(run=self.file_box.itemText(index)))
+        line = self.file_box.lineEdit()
+        assert line is not None
+        line.textEdited.connect(lambda text: self._set(run=text))
+        browse = tool_button(theme, "folder-opened", tr("Browse…"), self.browse_requested.emit)
+        what = tr("A script of the folder, as it is; nothing in it has to change")
+        self.file_line = self._make_line(
+            tr("File"), self.file_box, what, browse, accessible_name=tr("Script")
+        )
+        self.arguments_edit = QLineEdit()
+        self.arguments_edit.textEdited.connect(lambda text: self._set(arguments=text))
+        what = tr("What stands behind the script on a command line; quote what has spaces")
+        self.arguments_line = self._make_line(tr("Arguments"), self.arguments_edit, what)
+        self.variables_edit = VariablesEdit()
+        self.variables_edit.textChanged.connect(
+            lambda: self._set(environment=self.variables_edit.toPlainText())
+        )
+        what, name = tr("Environment variables for this run alone, one a line"), tr("Environment variables")
+        self.variables_line = self._make_line(
+            tr("Variables"), self.variables_edit, what, accessible_name=name
+        )
+        self.python_button = push_button("", "", self.interpreter_requested.emit, kind="field", height=28)
+        self.python_line = self._make_line(
+            "Python", self.python_button, "", accessible_name=tr("Python interpreter")
+        )
+        self.ranks_stepper = Stepper(theme, RANKS)
+        self.ranks_stepper.changed.connect(lambda count: self._set(ranks=count))
+        self.per_gpu_button = push_button(
+            tr("One per GPU"), "", self._set_one_per_gpu, kind="link", height=20
+        )
+        self.per_gpu_button.setToolTip(tr("As torchrun --nproc-per-node with the number of chosen GPUs"))
+        what = tr("How many processes of the script are started, as torchrun's --nproc-per-node")
+        ranks = QWidget()
+        row(self.ranks_stepper, self.per_gpu_button, None, on=ranks, spacing=8)
+        self.ranks_line = self._make_line(tr("Ranks"), ranks, what)
+        self.plain_box = CheckBox(theme, tr("as python starts it"))
+        self.plain_box.toggled.connect(lambda is_on: self._set(plain=is_on))
+        what = tr("Without torchrun's variables: for a script that starts its ranks itself")
+        self.plain_line = self._make_line(tr("Plain"), self.plain_box, what)
+        self.observe_box = ComboBox(theme)
+        for at, (level, text) in enumerate(_OBSERVE_LEVELS.items()):
+            self.observe_box.addItem(level)
+            self.observe_box.setItemData(at, tr(text), Qt.ItemDataRole.ToolTipRole)
+        self.observe_box.activated.connect(lambda index: self._set(observe=self.observe_box.itemText(index)))
+        self.observe_line = self._make_line(tr("Observe"), self.observe_box, "")
+
+    def _make_line(
+        self, label: str, editor: QWidget, hint: str, *beside: QWidget, accessible_name: str = ""
+    ) -> FormLine:
+        return FormLine(label, editor, hint, *beside, label_width=LABEL_WIDTH, name=accessible_name)
+
+    def find_line(self, problem: Problem) -> FormLine | None:
+        """The line that a problem of the script is about."""
+        section, _, field = (problem.path or "").partition(".")
+        return self.lines.get(field) if section == "script" else None
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._folder.scan()
+        self._script.recheck()
+
+    # Changing it
+
+    def _set(self, **values: object) -> None:
+        self._script.set_fields(**values)
+
+    def _on_entry_activated(self, index: int) -> None:
+        if index == 0:
+            self._set(entry="")
+        else:
+            self.entry_picked.emit(list(self._folder.facts.file.entries)[index - 1])
+
+    def _request_removal(self) -> None:
+        self.remove_requested.emit(self._script.form.entry)
+
+    def _set_one_per_gpu(self) -> None:
+        self._set(ranks=self.num_gpus())
+
+    def num_gpus(self) -> int:
+        """How many GPUs are chosen; 1 where that is not known."""
+        use = self._script.form.devices
+        if use == "gpu:all":
+            return max(1, len(self._gpus.physical_gpus))
+        return max(1, len([name for name in use.removeprefix("gpu:").split(",") if name]))
+
+    # Showing it
+
+    def refresh(self) -> None:
+        form, script = self._script.form, self._script
+        self._show_entries()
+        self._show_files(form.run)
+        if self.arguments_edit.text() != form.arguments:
+            self.arguments_edit.setText(form.arguments)
+        if self.variables_edit.toPlainText() != form.environment:
+            with QSignalBlocker(self.variables_edit):
+                self.variables_edit.setPlainText(form.environment)
+            self.variables_edit.fit()
+        self._show_python()
+        self.ranks_stepper.show_value(form.ranks)
+        self.per_gpu_button.setVisible(self.num_gpus() != form.ranks)
+        self.ranks_line.setVisible(not script.is_cpu_only)
+        with QSignalBlocker(self.plain_box):
+            self.plain_box.setChecked(form.plain)
+        self.plain_line.setVisible(script.ranks == 1)
+        self.observe_box.setCurrentText(form.observe)
+        self.observe_line.set_hint(tr(_OBSERVE_LEVELS.get(form.observe, "")))
+        for field, line in self.lines.items():
+            problem = script.find_problem(field)
+            shown = problem is not None and (problem.code != "no-script" or bool(form.run.strip()))
+            line.set_problem(problem.message if problem is not None and shown else None)
+        can_save = script.find_problem("run") is None and script.find_problem("arguments") is None
+        self.save_button.setEnabled(can_save and script.find_problem("environment") is None)
+
+    def _show_entries(self) -> None:
+        entries = self._folder.facts.file.entries
+        chosen = self._script.form.entry
+        at = 1 + list(entries).index(chosen) if chosen in entries else 0
+        names = [tr(NO_ENTRY), *entries]
+        if at and self._script.is_changed(entries[chosen]):
+            names[at] = tr("{entry} (changed)", entry=chosen)
+        if [self.entry_box.itemText(index) for index in range(self.entry_box.count())] != names:
+            self.entry_box.clear()
+            self.entry_box.addItems(names)
+        self.entry_box.setCurrentIndex(at)
+        self.entry_line.setVisible(bool(entries))
+        self.remove_button.setVisible(chosen in entries)
+
+    def _show_files(self, text: str) -> None:
+        names = [script.name for script in self._folder.facts.scripts]
+        if [self.file_box.itemText(at) for at in range(self.file_box.count())] != names:
+            self.file_box.clear()
+            for at, script in enumerate(self._folder.facts.scripts):
+                self.file_box.addItem(script.name)
+                libraries = tr("imports {libraries}", libraries=", ".join(script.libraries))
+                self.file_box.setItemData(at, libraries, Qt.ItemDataRole.ToolTipRole)
+        if self.file_box.currentText() != text:
+            self.file_box.setCurrentIndex(names.index(text) if text in names else -1)
+            self.file_box.setEditText(text)
+
+    def _show_python(self) -> None:
+        folder, own = self._folder, self._script.form.python
+        interpreter = folder.describe(own) if own else folder.interpreter
+        if interpreter is None:
+            self.python_button.setText(tr("looking…") if not folder.is_known else tr("none found"))
+            self.python_line.set_warning(None)
+            return
+        words = interpreter_text(interpreter).removeprefix("Python ")
+        self.python_button.setText(words)
+        source = tr("named by the entry") if own else folder.source
+        torch = interpreter.torch_version
+        self.python_line.set_warning(None if torch else tr("No torch was found beside this Python."))
+        found = f"torch {torch}" if torch else tr("No torch was found beside it")
+        self.python_line.set_hint(f"{shorten_home(interpreter.python)} ({source})\n{found}")

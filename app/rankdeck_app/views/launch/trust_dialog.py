@@ -1,0 +1,56 @@
+"""The question before a folder's own Python code runs for the first time.
+
+Nothing of the person's code has run when it is asked; no answer, Escape and closing it all mean no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtWidgets import QDialog, QWidget
+
+from rankdeck_app.language import tr
+from rankdeck_app.widgets.layouts import column, push_button, row, text_label
+
+
+class TrustDialog(QDialog):
+    """A sheet over the window. `accepted` is trust, remembered by whoever asks."""
+
+    def __init__(self, folders: Sequence[Path], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.folders = list(folders)
+        self.setWindowTitle(tr("Trust"))
+        self.setModal(True)
+        self.setMinimumWidth(460)
+        heading = tr(
+            "Do you trust the authors of the files in these folders?",
+            "Do you trust the authors of the files in this folder?",
+            len(folders),
+        )
+        places = "\n".join(map(str, folders))
+        why = tr(
+            "This run imports Python code from there: it can do whatever you can do on this machine. "
+            "The answer holds for the folder and everything below it."
+        )
+        remembered = tr("Remember this folder and launch (Enter)")
+        self.accept_button = push_button(
+            tr("Yes, I trust the authors"), remembered, self.accept, kind="primary"
+        )
+        self.reject_button = push_button(tr("No, do not launch"), tr("Nothing runs (Escape)"), self.reject)
+        self.reject_button.setDefault(True)
+        self.setAccessibleName(heading)
+        self.setAccessibleDescription(places)
+        texts = (
+            text_label(heading, "title"),
+            text_label(places, "mono", selectable=True),
+            text_label(why, "dim"),
+        )
+        column(
+            *texts,
+            row(None, self.reject_button, self.accept_button),
+            on=self,
+            margins=(24, 20, 24, 20),
+            spacing=12,
+        )
+        self.reject_button.setFocus()

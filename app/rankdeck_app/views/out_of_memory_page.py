@@ -1,0 +1,224 @@
+"""Why out of memory: what stood on the device when an allocation failed, by kind and by module, which one it
+was and in whose line, and what the planner says would need less, each with the button that does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QGridLayout, QPushButton, QWidget
+
+from rankdeck.base.phrases import tr_noop
+from rankdeck.base.units import format_bytes
+from rankdeck.diagnose.fixes import Fix
+from rankdeck.diagnose.out_of_memory import MemoryShare, OutOfMemoryReport
+from rankdeck.run.plan_lines import PREDICTED
+from rankdeck_app.language import tr, translate
+from rankdeck_app.shell.frame_clock import FrameClock
+from rankdeck_app.shell.page import Page
+from rankdeck_app.state.fixes import OutOfMemoryAnalysis
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.controls import ElidedLabel
+from rankdeck_app.widgets.holder_list import Holder, HolderList, HolderListData
+from rankdeck_app.widgets.layouts import MIDDLE, TOP, clear_layout, column, push_button, row, text_label
+
+_TWO_COLUMN_WIDTH = 760
+_MODULE_SUBTITLES = (
+    tr_noop("when it failed: weights, gradients and optimizer; activations belong to no module"),
+    tr_noop("when it failed, without activations"),
+    tr_noop("without activations"),
+)
+_NO_MODULES = tr_noop("nobody told")
+_CARD_PADDING, _LINE_HEIGHT, _FIX_HEIGHT = 100, 18, 32
+"""In pixels: of a card all but its lines, a line, and the row of a fix."""
+
+PageActions = Mapping[str, Callable[..., Any]]
+"""label (of changes), take (changes), open_code (a line of a file), save (the page) and closed."""
+
+
+class OutOfMemoryPage(Page):
+    """Follows a MemoryWhy; frames of the clock bring it up to date while the page is seen."""
+
+    breadcrumb_command = "view.show.runs"
+    can_split = False
+
+    def __init__(
+        self,
+        wanted_id: str,
+        theme: Theme,
+        clock: FrameClock,
+        memory_why: OutOfMemoryAnalysis,
+        acts: PageActions,
+    ) -> None:
+        super().__init__(wanted_id, title=tr("Why Out of Memory"), icon="lightbulb")
+        self.analysis, self._actions, self._theme = memory_why, acts, theme
+        self.headline_label = text_label(tr("Reading what the run told…"), "title", selectable=True)
+        self.cause_label = text_label(selectable=True)
+        self.code_link = push_button("", "", self._open_code, kind="link")
+        self.code_link.setProperty("flush", "true")
+        self.code_label = ElidedLabel("")
+        self.code_label.setProperty("tone", "mono")
+        self.save_button = push_button(
+            tr("Save as a Page…"), tr("One HTML file with all of this, for an issue report"), acts["save"]
+        )
+        self.kind_list, self.module_list = HolderList(theme), HolderList(theme)
+        self.kind_list.setAccessibleName(tr("What stood on the device, by kind"))
+        self.module_list.setAccessibleName(tr("What stood on the device, by module"))
+        self.kinds_card = ChartCard(tr("By kind"), theme, self.kind_list, self._kind_rows)
+        self.modules_card = ChartCard(tr("By module"), theme, self.module_list, self._module_rows)
+        self.fix_list = FixList(acts)
+        self._fixes_card = ChartCard(tr("Ways out"), theme, self.fix_list)
+        self._fixes_card.set_source(tr(PREDICTED))
+        head = row((self.headline_label, 1), self.save_button, spacing=12, align=TOP)
+        self._cards = row((self.kinds_card, 1), (self.modules_card, 1), spacing=10)
+        column(
+            head, self.cause_label, row(self.code_link, (self.code_label, 1), spacing=12, align=MIDDLE),
+            (self._cards, 100), self._fixes_card, None, on=self, margins=(16, 14, 16, 12), spacing=8,
+        )  # fmt: skip
+        self.setFocusProxy(self.save_button)
+        memory_why.changed.connect(self.refresh)
+        clock.subscribe(self._on_frame)
+        self.destroyed.connect(lambda: acts["closed"]())
+        self.refresh()
+
+    def breadcrumbs(self) -> list[str]:
+        return [tr("runs"), self.analysis.run.title, tr("Why out of memory")]
+
+    def tooltip(self) -> str:
+        return str(self.analysis.run.run_dir.path)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
+        self._cards.setDirection(right if self.width() >= _TWO_COLUMN_WIDTH else down)
+
+    def _on_frame(self) -> None:
+        self.analysis.update()
+
+    def refresh(self) -> None:
+        """Show what is known by now."""
+        ran_out = self.analysis.report
+        if ran_out is None:
+            if self.analysis.run.outcome is not None:
+                self.headline_label.setText(tr("This run did not run out of memory."))
+            self.code_link.hide()
+            return
+        title = f"{tr('Why')} · {self.analysis.run.title}"
+        if title != self.title:
+            self.set_title(title)
+        self.headline_label.setText(translate(ran_out.headline))
+        self.cause_label.setText(translate(ran_out.failed_allocation))
+        self._show_code(ran_out)
+        self.kind_list.set_data(_make_holders(ran_out.kinds))
+        on_device = (
+            tr("By kind on {device}", device=translate(ran_out.device)) if ran_out.device else tr("By kind")
+        )
+        self.kinds_card.set_title(on_device)
+        self.kinds_card.set_subtitle(*map(translate, (ran_out.memory_time, *ran_out.short_memory_times)))
+        self.kinds_card.set_source(tr(ran_out.source) if ran_out.kinds else "")
+        self.module_list.set_data(_make_holders(ran_out.modules, "run"))
+        self.modules_card.set_subtitle(*map(tr, _MODULE_SUBTITLES if ran_out.modules else (_NO_MODULES,)))
+        for card in (self.kinds_card, self.modules_card):
+            card.setMaximumHeight(
+                _CARD_PADDING + _LINE_HEIGHT * max(3, len(ran_out.kinds), len(ran_out.modules))
+            )
+        words = self.analysis.status or ("" if ran_out.fixes else tr(ran_out.no_fixes_text))
+        self.fix_list.show_fixes(ran_out.fixes, words)
+        self._fixes_card.setFixedHeight(self._fixes_card.preferred_height)
+
+    def _show_code(self, ran_out: OutOfMemoryReport) -> None:
+        code = ran_out.code_line
+        self.code_link.setVisible(code is not None)
+        self.code_label.setVisible(code is not None)
+        if code is not None:
+            name = Path(code.file).name
+            self.code_link.setText(tr("{file}, line {line}", file=name, line=code.line))
+            self.code_link.setToolTip(tr("Open {file} at line {line}", file=code.file, line=code.line))
+            self.code_label.setText(code.text)
+
+    def _open_code(self) -> None:
+        ran_out = self.analysis.report
+        if ran_out is not None and ran_out.code_line is not None:
+            self._actions["open_code"](
+                Path(ran_out.code_line.file), ran_out.code_line.line, translate(ran_out.failed_allocation)
+            )
+
+    def _kind_rows(self) -> Iterator[Sequence[object]]:
+        yield ("kind", "bytes")
+        ran_out = self.analysis.report
+        for part in () if ran_out is None else ran_out.kinds:
+            yield (part.name, part.num_bytes)
+
+    def _module_rows(self) -> Iterator[Sequence[object]]:
+        yield ("module", "bytes", "of which")
+        ran_out = self.analysis.report
+        for part in () if ran_out is None else ran_out.modules:
+            yield (part.name, part.num_bytes, part.detail)
+
+
+def _make_holders(parts: Sequence[MemoryShare], kind: str = "") -> HolderListData:
+    """All of one kind; without it each part is a kind itself."""
+    total = sum(part.num_bytes for part in parts)
+    holders = tuple(
+        Holder(
+            kind or part.name,
+            translate(part.name) if kind else tr(part.name),
+            part.num_bytes,
+            translate(part.detail),
+        )
+        for part in parts
+    )
+    facts = ((tr("together"), format_bytes(total)),) if parts else ()
+    return HolderListData(holders, total or None, facts)
+
+
+class FixList(QWidget):
+    """A fix per row: what, the predicted headroom, whether it fits, and the button that makes it."""
+
+    def __init__(self, acts: PageActions) -> None:
+        super().__init__()
+        self._actions = acts
+        self._fixes: list[tuple[Fix, str]] = []
+        self.buttons: list[QPushButton] = []
+        self.message = text_label(tone="dim")
+        self._grid = QGridLayout()
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(16)
+        self._grid.setVerticalSpacing(0)
+        self._grid.setColumnStretch(1, 1)
+        column(self._grid, self.message, on=self, margins=(4, 0, 4, 2), spacing=6)
+
+    def show_fixes(self, fixes: Sequence[Fix], words: str) -> None:
+        """Rows stay while they say the same: one of their buttons may have the keyboard."""
+        self.message.setText(words)
+        self.message.setVisible(bool(words))
+        labelled = [(fix, str(self._actions["label"](fix.changes))) for fix in fixes]
+        if labelled == self._fixes:
+            return
+        self._fixes = labelled
+        clear_layout(self._grid)
+        self.buttons = []
+        for at, (fix, label) in enumerate(labelled):
+            self._add_row(at, fix, label)
+
+    def sizeHint(self) -> QSize:
+        words = self.message.sizeHint().height() + 6 if self.message.text() else 0
+        return QSize(400, _FIX_HEIGHT * len(self._fixes) + words + 2)
+
+    def _add_row(self, at: int, fix: Fix, label: str) -> None:
+        def take() -> None:
+            self._actions["take"](fix.changes)
+
+        figure = ", ".join(filter(None, (translate(fix.headroom), fix.verdict and tr(fix.verdict))))
+        name, told = ElidedLabel(translate(fix.text)), text_label(figure, wrap=False)
+        button = push_button(label, tr("{act}: predicted {figure}", act=label, figure=figure), take)
+        button.setAccessibleName(tr("{act}: {figure}, predicted", act=label, figure=figure))
+        self.buttons.append(button)
+        for place, part in enumerate((text_label(f"{at + 1}.", "mono", wrap=False), name, told, button)):
+            align = Qt.AlignmentFlag(0) if part is name else MIDDLE
+            self._grid.addWidget(part, at, place, align)

@@ -1,0 +1,397 @@
+"""From a plan to what its page shows: plain functions, no widgets made. What is not known is a dash."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rankdeck.base.phrases import tr_noop
+from rankdeck.base.units import format_bytes
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.run import race as races
+from rankdeck.run.imbalance import find_imbalance, lead_device
+from rankdeck.run.plan_lines import PlanLine, PlannedDevice, group_equal_devices
+from rankdeck.run.race import Race, RaceEntry
+from rankdeck.run.verified import ONE_DEVICE, OUTCOME_TEXTS
+from rankdeck_app.language import tr, translate
+from rankdeck_app.state.draft_race import DraftRace
+from rankdeck_app.state.plan import DraftPlan, PlanRow
+from rankdeck_app.state.plan_text import (
+    device_index,
+    device_label,
+    free_memory_text,
+    has_fit_problem,
+    options_text,
+    peak_text,
+    reason_text,
+    step_text,
+    strategy_name,
+    time_text,
+    verdict_text,
+)
+from rankdeck_app.state.plan_verification import PENDING
+from rankdeck_app.widgets.chart import UNKNOWN, bytes_table
+from rankdeck_app.widgets.chart_colors import KIND_LABELS
+from rankdeck_app.widgets.run_list import strategy_title
+from rankdeck_app.widgets.stat_strip import Stat
+
+RESERVED, CONSTANTS, OTHERS = "reserved", "constants", "others"
+# In the order in which the segments of a bar are drawn.
+SEGMENT_LABELS: Mapping[str, str] = {
+    **KIND_LABELS,
+    RESERVED: tr_noop("reserved, unused"),
+    CONSTANTS: tr_noop("driver and NCCL"),
+    OTHERS: tr_noop("other processes"),
+}
+FASTEST = tr_noop("Fastest")
+RECOMMENDED, LEAST_MEMORY = tr_noop("Recommended"), tr_noop("Least memory")
+_STAT_LABELS = {
+    RECOMMENDED: tr_noop("Recommended: {strategy}"),
+    LEAST_MEMORY: tr_noop("Least memory: {strategy}"),
+}
+_MAX_OVERSHOOT = 1.3
+_EXPECTED_DEVICES = 4
+
+
+@dataclass(frozen=True)
+class PlanBar:
+    """One device, or one for many equal ones. The segments add up to `total_bytes`; `is_lead` where it stands
+    above the others; `index_text` is what is said of its label beside it."""
+
+    label: str
+    total_bytes: int
+    segments: tuple[tuple[str, int], ...]
+    is_lead: bool = False
+    index_text: str = ""
+
+
+@dataclass(frozen=True)
+class PlanRowData:
+    """One strategy with its options, as the table draws it. `bars` is empty where nothing is predicted, and
+    `reason` says why; `is_pending` while the answer may still come. `verification` is an outcome of
+    PlanVerification, "" where nothing is known.
+    """
+
+    key: tuple[str, str]
+    icon: str
+    title: str
+    options: str
+    is_chosen: bool = False
+    is_pending: bool = False
+    bars: tuple[PlanBar, ...] = ()
+    num_tracks: int = 0
+    reason: str = ""
+    peak: str = UNKNOWN
+    peak_note: str = ""
+    is_hot: bool = False
+    step: str = UNKNOWN
+    step_note: str = ""
+    measured_peak: str = ""
+    measured_step: str = ""
+    verdict: str = ""
+    verdict_text: str = ""
+    verdict_note: str = ""
+    verification: str = ""
+    verification_text: str = ""
+    marks: tuple[str, ...] = ()
+    tooltip: str = ""
+
+    @property
+    def description(self) -> str:
+        """For a screen reader."""
+        verdict = (self.verdict_text, self.verdict_note)
+        peak, step = self.measured_peak, self.measured_step
+        measured_peak = tr("measured {size}", size=peak) if peak else ""
+        measured_step = tr("measured {time} a step", time=step) if step else ""
+        measured = (measured_peak, measured_step)
+        one_device = f"{tr(ONE_DEVICE)}: {self.verification_text}" if self.verification_text else ""
+        marks = map(tr, self.marks)
+        parts = (self.title, self.options, self.peak, *measured, *verdict, one_device, *marks, self.reason)
+        return ", ".join(part for part in parts if part and part != UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What every bar is drawn against: the capacity, or the largest total where none is known, or where that
+    is asked for (`is_fitted`)."""
+
+    end_bytes: int = 1
+    capacity_bytes: int | None = None
+    is_fitted: bool = False
+
+    @property
+    def shows_capacity(self) -> bool:
+        return self.capacity_bytes is not None and self.capacity_bytes <= self.end_bytes
+
+
+def scale(lines: Sequence[PlanLine], *, is_fitted: bool = False) -> Scale:
+    """What is far above the capacity ends at the edge: it does not press the others together."""
+    devices = [device for line in lines for device in line.devices]
+    largest = max((device.total_bytes + device.others_bytes for device in devices), default=1)
+    capacities = [device.capacity_bytes for device in devices if device.capacity_bytes is not None]
+    if not capacities:
+        return Scale(max(largest, 1))
+    capacity = min(capacities)
+    shown = min(largest, int(_MAX_OVERSHOOT * capacity))
+    return Scale(shown if is_fitted else max(capacity, shown), capacity, is_fitted)
+
+
+def axis_text(scale: Scale) -> str:
+    """'0–40 GiB', '0–1.2 GiB, fitted': what a whole bar is."""
+    size = format_round_bytes(scale.end_bytes)
+    return tr("0–{size}, fitted", size=size) if scale.is_fitted else f"0–{size}"
+
+
+def format_round_bytes(num_bytes: int) -> str:
+    """'40 GiB', '1.2 GiB': without a decimal that says nothing."""
+    return format_bytes(num_bytes).replace(".0 ", " ")
+
+
+def rows(plan: DraftPlan, raced: DraftRace | None = None) -> list[PlanRowData]:
+    """`raced`: what was measured stands below what is predicted."""
+    cheapest, recommended, _ = plan.marks
+    marks = ((RECOMMENDED, recommended), (LEAST_MEMORY, cheapest))
+    figures = [
+        _row(plan, row, tuple(word for word, line in marks if line is not None and line is row.line))
+        for row in plan.rows
+    ]
+    if raced is None or raced.race is None:
+        return figures
+    race = raced.race
+    entries = [None if row.line is None else raced.find_entry(row.line) for row in plan.rows]
+    return [
+        figure if entry is None else _with_measured(figure, entry, race)
+        for figure, entry in zip(figures, entries, strict=True)
+    ]
+
+
+def _with_measured(figure: PlanRowData, entry: RaceEntry, race: Race) -> PlanRowData:
+    measured, running = entry.measured, race.outcome == races.RUNNING
+    is_fastest = entry.number == race.verdicts.fastest and not running
+    peaks = [] if measured is None else [size for size in measured.peak_bytes if size is not None]
+    agreement = entry.agreement
+    said = []
+    if measured is not None and entry.median_s is not None:
+        said.append(_measured_text(entry.median_s, max(peaks, default=None)))
+    if agreement is not None and agreement.reason:
+        said.append(translate(agreement.reason, agreement.phrases))
+    if entry.problem is not None:
+        said.append(tr("raced, and failed: {problem}", problem=entry.problem.message))
+    states = {races.FAILED: tr("failed in the race"), **({races.RUNNING: tr("racing…")} if running else {})}
+    return replace(
+        figure,
+        measured_peak=format_bytes(max(peaks)) if peaks else "",
+        measured_step="" if entry.median_s is None else time_text(entry.median_s),
+        verdict_note=states.get(entry.state, figure.verdict_note),
+        marks=(*figure.marks, FASTEST) if is_fastest else figure.marks,
+        tooltip="<br>".join([figure.tooltip, *map(html.escape, said)]),
+    )
+
+
+def _measured_text(step_s: float, peak_bytes: int | None) -> str:
+    if peak_bytes is None:
+        return tr("measured: {time} a step", time=time_text(step_s))
+    peak = format_bytes(peak_bytes)
+    return tr("measured: {time} a step, {peak} at its peak", time=time_text(step_s), peak=peak)
+
+
+def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> PlanRowData:
+    card, line = STRATEGIES.get(row.strategy), row.line
+    key, icon = (row.strategy, row.label), "question" if card is None else card.icon
+    title, options = strategy_title(row.strategy), options_text(row.label)
+    if line is None:
+        awaited = plan.is_planning and not row.failure
+        return PlanRowData(
+            key, icon, title, options,
+            is_pending=awaited,
+            num_tracks=_num_tracks(plan) if awaited else 0,
+            # What keeps every row from an answer stands above the table.
+            reason="" if row.failure == plan.problem else row.failure,
+            tooltip=row.failure,
+            verdict_text=_missing_text(row, is_pending=awaited),
+        )  # fmt: skip
+    note, is_hot = _peak_note(line)
+    verified, verified_word = _verification(plan, line)
+    return PlanRowData(
+        key, icon, title, options,
+        is_chosen=plan.is_chosen(line),
+        bars=bars(line),
+        reason="" if line.devices else reason_text(line),
+        peak=peak_text(line),
+        peak_note=note,
+        is_hot=is_hot,
+        step=step_text(line.step),
+        step_note=_step_note(line),
+        verdict=line.verdict,
+        verdict_text=verdict_text(line),
+        verdict_note=free_memory_text(line),
+        verification=verified,
+        verification_text=verified_word,
+        marks=marks,
+        tooltip=tooltip(line, plan.verification.get_text(line)),
+    )  # fmt: skip
+
+
+def _verification(plan: DraftPlan, line: PlanLine) -> tuple[str, str]:
+    """(outcome, a few words): whether it computes what one device does; "" of one device itself, and where
+    nothing is known."""
+    outcome = plan.verification.get_outcome(line) or ""
+    if outcome == PENDING:
+        return outcome, tr("verifying…")
+    return outcome, tr(OUTCOME_TEXTS[outcome]) if outcome in OUTCOME_TEXTS else ""
+
+
+def _missing_text(row: PlanRow, *, is_pending: bool) -> str:
+    if is_pending:
+        return tr("planning…")
+    return tr("no answer") if row.failure else tr("not asked")
+
+
+def _num_tracks(plan: DraftPlan) -> int:
+    return max((len(group_equal_devices(line.devices)) for line in plan.lines), default=_EXPECTED_DEVICES)
+
+
+def bars(line: PlanLine) -> tuple[PlanBar, ...]:
+    groups = group_equal_devices(line.devices)
+    lead = lead_device(find_imbalance({place: group[0].total_bytes for place, group in enumerate(groups)}))
+    return tuple(_bar(group, is_lead=place == lead) for place, group in enumerate(groups))
+
+
+def _bar(group: Sequence[PlannedDevice], *, is_lead: bool) -> PlanBar:
+    """Of 'GPU 0', or of 'GPU 0 ×512' for so many like it."""
+    device, many = group[0], f"×{len(group)}" if len(group) > 1 else ""
+    label = f"{device_label(device)} {many}".rstrip()
+    index = many or device_index(device)
+    return PlanBar(label, device.total_bytes, tuple(segments(device)), is_lead, index)
+
+
+def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
+    """(kind, bytes) from the left: what is live by kind, what the allocator keeps, the driver, the others."""
+    for kind in KIND_LABELS:
+        if device.by_kind.get(kind):
+            yield kind, device.by_kind[kind]
+    unused_bytes = (device.reserved_bytes or device.active_bytes) - device.active_bytes
+    rest = {RESERVED: unused_bytes, CONSTANTS: device.constants_bytes, OTHERS: device.others_bytes}
+    yield from ((kind, num_bytes) for kind, num_bytes in rest.items() if num_bytes > 0)
+
+
+def _peak_note(line: PlanLine) -> tuple[str, bool]:
+    """How far the fullest device stands above the others, or which it is; and whether it stands out."""
+    if len(line.devices) < 2 or line.fullest_device is None:
+        return "", False
+    totals = [device.total_bytes for device in line.devices]
+    imbalance = find_imbalance(dict(enumerate(totals)))
+    if imbalance is not None and imbalance.is_notable and imbalance.ratio is not None:
+        return tr("{ratio:.1f}× others", ratio=imbalance.ratio), True
+    return (tr("each") if len(set(totals)) == 1 else device_label(line.fullest_device)), False
+
+
+def _step_note(line: PlanLine) -> str:
+    if line.largest_batch is not None:
+        return tr("batch ≤ {size}", size=line.largest_batch)
+    return tr("calibrated") if line.step is not None and line.step.calibrated else ""
+
+
+def tooltip(line: PlanLine, verified: str = "") -> str:
+    """What the fullest device would hold, by kind, and the reason and notes of the line; `verified` says
+    whether it computes what one device does."""
+    step = "" if line.step is None else tr("{time} a step", time=step_text(line.step))
+    verdict = verdict_text(line)
+    notes = (translate(note, line.phrases) for note in line.notes)
+    parts = (verdict[:1].upper() + verdict[1:], reason_text(line), html.escape(verified), *notes, step)
+    said = [text for text in parts if text]
+    head = f"<b>{strategy_name(line)}</b> {options_text(line.label)}"
+    fullest = line.fullest_device
+    if fullest is None:
+        return "<br>".join([head, *said])
+    peak = tr("{device}: {size} predicted", device=device_label(fullest), size=peak_text(line))
+    table = bytes_table((tr(SEGMENT_LABELS[kind]), num_bytes) for kind, num_bytes in segments(fullest))
+    return "<br>".join([head, *said, peak]) + table
+
+
+def stats(plan: DraftPlan) -> tuple[Stat, ...]:
+    """What is planned for, the chosen strategy, the marked ones, and how many answers there are of those that
+    were asked for."""
+    lines = plan.lines
+    cheapest, recommended, _ = plan.marks
+    whose = tr("Predicted for") if plan.devices is not None else tr("Predicted for this run's devices")
+    chosen = plan.chosen_line
+    label = tr("Chosen: {strategy}", strategy=strategy_title(plan.chosen_strategy))
+    answers = tr("Answers so far") if plan.is_planning else tr("Answers")
+    count = Stat(answers, str(len(lines)), "88", short_label=tr("Answers"))
+    counted = (count,) if lines or plan.is_planning else ()
+    return (
+        Stat(whose, plan.target, plan.target, short_label=tr("Predicted for")),
+        _stat(label, chosen, is_hot=chosen is not None and has_fit_problem(chosen)),
+        _stat(_marked_label(RECOMMENDED, recommended), recommended),
+        _stat(_marked_label(LEAST_MEMORY, cheapest), cheapest),
+        *counted,
+    )
+
+
+def recommendation(plan: DraftPlan) -> str:
+    """The recommended strategy with its options and why; "" where there is none."""
+    _, recommended, reason = plan.marks
+    if recommended is None:
+        return ""
+    name = ", ".join(filter(None, (strategy_name(recommended), options_text(recommended.label))))
+    return tr("Recommended: {strategy}. {why}", strategy=name, why=reason)
+
+
+def _marked_label(mark: str, line: PlanLine | None) -> str:
+    return tr(mark) if line is None else tr(_STAT_LABELS[mark], strategy=strategy_name(line))
+
+
+def _stat(label: str, line: PlanLine | None, *, is_hot: bool = False) -> Stat:
+    return Stat(label, UNKNOWN if line is None else peak_text(line), "888.8 GiB", is_hot)
+
+
+def subtitle(plan: DraftPlan) -> tuple[str, str]:
+    """(text, short text) of the table's card."""
+    lines = plan.lines
+    capacity = scale(lines).capacity_bytes
+    if capacity is not None:
+        size = format_bytes(capacity, 0)
+        return tr("peak of a step on each device, of {size}", size=size), tr("of {size}", size=size)
+    if not lines:
+        return "", ""
+    text = tr("peak of a step on each device; no capacity is named, so the largest is the scale")
+    return text, tr("largest = scale")
+
+
+def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[tuple[str, int]]:
+    """Kinds of at least 1 % of the scale on some device, with the most bytes that one has of them."""
+    most: dict[str, int] = {}
+    for line in lines:
+        for device in line.devices:
+            for kind, num_bytes in segments(device):
+                most[kind] = max(most.get(kind, 0), num_bytes)
+    return [(kind, most[kind]) for kind in SEGMENT_LABELS if most.get(kind, 0) >= 0.01 * end_bytes]
+
+
+def fixes(plan: DraftPlan) -> list[PlanLine]:
+    """What fits where nothing does, of whatever strategy, and fixes of the chosen one, what saves most
+    first."""
+    strategy = None if plan.chosen_line is None else plan.chosen_line.strategy
+    combined = [line for line in plan.fixes if line.saves_bytes is None]
+    lines = (line for line in plan.fixes if line.saves_bytes is not None and line.strategy == strategy)
+    return combined + sorted(lines, key=lambda line: -(line.saves_bytes or 0))
+
+
+def csv_rows(plan: DraftPlan) -> Iterator[Sequence[object]]:
+    """One row per strategy and device, in bytes and seconds."""
+    yield (
+        "strategy", "options", "verdict", "device", "total_bytes", "capacity_bytes", *SEGMENT_LABELS,
+        "step_low_s", "step_high_s", "one_device",
+    )  # fmt: skip
+    for line in plan.lines:
+        times = ("", "") if line.step is None else (f"{line.step.low_s:.6g}", f"{line.step.high_s:.6g}")
+        for device in line.devices:
+            parts = dict(segments(device))
+            yield (
+                line.strategy, options_text(line.label), line.verdict, device_label(device),
+                device.total_bytes, device.capacity_bytes,
+                *(parts.get(kind, 0) for kind in SEGMENT_LABELS), *times,
+                plan.verification.get_text(line),
+            )  # fmt: skip

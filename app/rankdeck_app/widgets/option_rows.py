@@ -1,0 +1,216 @@
+"""Which option of a run stands where in a form: the most used ones first, the rest below "More".
+
+The rows follow from the catalogue: a card's own options come from its schema, so that a new model or strategy
+has its form without a line here. Options that the engine does not have yet are in no form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel
+
+from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import tr_noop
+from rankdeck.config import DataConfig, LaunchConfig, RehearsalConfig, TrainConfig
+from rankdeck.config.catalog import (
+    DATA,
+    LOSSES,
+    MODELS,
+    OPTIMIZERS,
+    SCHEDULES,
+    STRATEGIES,
+    CatalogSpec,
+    OptionField,
+)
+from rankdeck_app.language import tr
+from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.toml_schema import translated_fields
+from rankdeck_app.widgets.form import FormRow, KeyPath, option_label
+
+MAX_FRONT_ARGS = 4
+_UNSUPPORTED_CHOICES: Mapping[str, tuple[Any, ...]] = {"precision": ("fp16",)}
+# Shorter than the option's own name, where that would not fit beside a box of the side bar.
+_SHORT_LABELS = {
+    "lr": tr_noop("Rate"),
+    "global_batch": tr_noop("Batch"),
+    "vocabulary": tr_noop("Vocab"),
+    "weight_decay": tr_noop("Decay"),
+    "accumulate": tr_noop("Accum."),
+    "clip_norm": tr_noop("Clip"),
+    "evaluate_every": tr_noop("Evaluate"),
+    "timeout_s": tr_noop("Timeout (s)"),
+    "last": tr_noop("Last"),
+    "bucket_mb": tr_noop("Bucket"),
+    "microbatches": tr_noop("Microb."),
+    "powersgd_rank": tr_noop("Columns"),
+    "activation_checkpointing": tr_noop("Recompute activations"),
+}
+_OPTION_LABELS = (
+    tr_noop("Path"), tr_noop("Context"), tr_noop("Size"), tr_noop("Samples"), tr_noop("Classes"),
+    tr_noop("Masked"), tr_noop("Hidden"), tr_noop("Dropout"), tr_noop("Layers"), tr_noop("Heads"),
+    tr_noop("Width"), tr_noop("Tied"), tr_noop("Depth"), tr_noop("Stem"), tr_noop("Momentum"),
+    tr_noop("Nesterov"), tr_noop("Betas"), tr_noop("Eps"), tr_noop("Warmup"), tr_noop("Final"),
+    tr_noop("Rise"), tr_noop("Parallel loss"), tr_noop("Sync"), tr_noop("Compress"),
+    tr_noop("Find unused parameters"), tr_noop("Static graph"), tr_noop("Gradient as bucket view"),
+    tr_noop("Sync batchnorm"), tr_noop("Reshard"), tr_noop("Cuts"), tr_noop("Balance"), tr_noop("Schedule"),
+    tr_noop("Mode"), tr_noop("Sequence parallel"), tr_noop("Loss parallel"), tr_noop("Data"),
+    tr_noop("Shard"), tr_noop("Stage"), tr_noop("Tensor"), tr_noop("Workers"), tr_noop("Pin memory"),
+    tr_noop("Order"), tr_noop("Longest"), tr_noop("Capacity"), tr_noop("Steps"), tr_noop("Epochs"),
+    tr_noop("Seed"), tr_noop("Precision"), tr_noop("Allow tf32"), tr_noop("Verify"),
+)  # fmt: skip
+"""What the other options are called, as `label_of` says it, for translators."""
+
+
+def _make_row(place: KeyPath, field: OptionField) -> FormRow:
+    left_out = _UNSUPPORTED_CHOICES.get(field.name, ())
+    if left_out:
+        choices = tuple(choice for choice in field.choices if choice not in left_out)
+        field = replace(field, choices=choices)
+    label = tr(_SHORT_LABELS.get(field.name, option_label(field.name)))
+    return FormRow(place, label, field)
+
+
+def _make_use_row(
+    place: KeyPath, label: str, cards: Mapping[str, CatalogSpec], default: str, own: str = ""
+) -> FormRow:
+    """A choice among cards; `own` says how a person's own is written, where that is allowed."""
+    told = [f"{card.name}: {tr(card.hint)}" for card in cards.values()]
+    if own:
+        told.append(tr("your own: {name}", name=own))
+    field = OptionField("use", "choice", default, " · ".join(told), tuple(cards))
+    return FormRow((*place, "use"), label, field, editable=bool(own), wide=True)
+
+
+def _make_option_rows(place: KeyPath, cards: Mapping[str, CatalogSpec], use: str) -> list[FormRow]:
+    card = cards.get(use)
+    return (
+        []
+        if card is None
+        else [_make_row((*place, field.name), field) for field in translated_fields(card.options)]
+    )
+
+
+def _split_rows(rows: list[FormRow]) -> tuple[list[FormRow], list[FormRow]]:
+    """The first few options that nearly everybody sets, and the others."""
+    front = [
+        row for row in rows if not row.field.optional and row.field.kind in ("int", "choice", "list", "text")
+    ]
+    front = front[:MAX_FRONT_ARGS]
+    return front, [row for row in rows if row not in front]
+
+
+def _make_named_rows(options: type[BaseModel], section: str, *names: str) -> list[FormRow]:
+    fields = {field.name: field for field in translated_fields(options)}
+    return [_make_row((section, name), fields[name]) for name in names]
+
+
+def _get_use(draft: Draft, place: KeyPath, default: str) -> str:
+    use = draft.value((*place, "use"))
+    return use if isinstance(use, str) else default
+
+
+def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
+    """The rows of MODEL as (shown, under "More"), for the cards that the draft names now."""
+    own = '"module:factory"'
+    model, model_more = _split_rows(
+        _make_option_rows(("model", "args"), MODELS, _get_use(draft, ("model",), "mlp"))
+    )
+    data, data_more = _split_rows(
+        _make_option_rows(("data", "args"), DATA, _get_use(draft, ("data",), "digits"))
+    )
+    optimizer = ("train", "optimizer")
+    rates = _make_option_rows(optimizer, OPTIMIZERS, _get_use(draft, optimizer, "adamw"))
+    front = [
+        _make_use_row(("model",), tr("Model"), MODELS, "mlp", own),
+        *model,
+        _make_use_row(("data",), tr("Data"), DATA, "digits", own),
+        *data,
+        *_make_named_rows(TrainConfig, "train", "global_batch", "steps"),
+        *[row for row in rates if row.key_path[-1] == "lr"],
+        *_make_named_rows(TrainConfig, "train", "precision"),
+    ]
+    schedule = ("train", "schedule")
+    more = [
+        *model_more,
+        *data_more,
+        _make_use_row(("loss",), tr("Loss"), LOSSES, "cross_entropy", '"module:function"'),
+        _make_use_row(optimizer, tr("Optimizer"), OPTIMIZERS, "adamw", '"module:class"'),
+        *[row for row in rates if row.key_path[-1] != "lr"],
+        _make_use_row(schedule, tr("Schedule"), SCHEDULES, "constant"),
+        *_make_option_rows(schedule, SCHEDULES, _get_use(draft, schedule, "constant")),
+        *_make_named_rows(
+            TrainConfig, "train", "epochs", "accumulate", "seed", "clip_norm", "evaluate_every"
+        ),
+        *_make_named_rows(TrainConfig, "train", "activation_checkpointing", "allow_tf32", "verify"),
+        *_make_named_rows(DataConfig, "data", "order", "last", "workers", "pin_memory", "longest"),
+        *_make_named_rows(RehearsalConfig, "rehearsal", "capacity"),
+        *_make_named_rows(LaunchConfig, "launch", "timeout_s"),
+    ]
+    return front, more
+
+
+def strategy_rows(draft: Draft) -> list[FormRow]:
+    """The options of the chosen strategy; a choice of one is no choice, a table is written in the file."""
+    rows = _make_option_rows(("strategy",), STRATEGIES, _get_use(draft, ("strategy",), "single"))
+    rows = [row for row in rows if row.field.kind != "table"]
+    return [row for row in rows if not (row.field.kind == "choice" and len(row.field.choices) < 2)]
+
+
+def name_row(draft: Draft) -> FormRow:
+    what = tr("What the run is called; what it is where you give no name.")
+    return FormRow(("name",), tr("Name"), OptionField("name", "text", draft.run_title, what))
+
+
+def hosts_row() -> FormRow:
+    what = tr("Names that ssh knows, or localhost, with commas: the first one has the run.")
+    return FormRow(("hosts", "use"), tr("Hosts"), OptionField("use", "list", tr("this one alone"), what))
+
+
+def problems_by_field(draft: Draft) -> dict[KeyPath, Problem]:
+    """The first problem of each field that there is for it; the others can only be fixed in the text."""
+    if not draft.problems:
+        return {}
+    places = [row.key_path for rows in all_rows(draft).values() for row in rows]
+    found: dict[KeyPath, Problem] = {}
+    for problem in draft.problems:
+        place = find_field(problem, places)
+        if place is not None:
+            found.setdefault(place, problem)
+    return found
+
+
+def find_field(problem: Problem, places: Iterable[KeyPath]) -> KeyPath | None:
+    """The field that a problem is about: of its key, of the list around an entry, or of a table's choice."""
+    path = tuple((problem.path or "").split("."))
+    fitting = [place for place in places if path[: len(place)] == place or place == (*path, "use")]
+    return max(fitting, key=len, default=None)
+
+
+def all_rows(draft: Draft) -> dict[str, list[FormRow]]:
+    """Every row by the title of its section, for the page that shows the whole configuration."""
+    front, more = model_rows(draft)
+    rows = [*front, *more]
+
+    def of(*tables: str) -> list[FormRow]:
+        return [row for row in rows if row.key_path[0] in tables]
+
+    what = tr("auto, cpu:4 (a rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
+    devices = OptionField("use", "text", "auto", what)
+    return {
+        tr_noop("Run"): [
+            name_row(draft),
+            FormRow(("devices", "use"), tr("Devices"), devices),
+            hosts_row(),
+            *of("rehearsal", "launch"),
+        ],
+        tr_noop("Model"): of("model"),
+        tr_noop("Data"): of("data", "loss"),
+        tr_noop("Training"): of("train"),
+        tr_noop("Strategy"): [
+            _make_use_row(("strategy",), tr("Strategy"), STRATEGIES, "single"),
+            *strategy_rows(draft),
+        ],
+    }

@@ -1,0 +1,48 @@
+"""How a run of a comparison is told from the others: by its letter and its dash; a calm tint only helps."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QColor, QPainter, QPen
+
+from rankdeck.compare.bar_charts import DASHES
+from rankdeck.compare.table import run_letter
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.painting import CENTER, paint_rounded_box, paint_text
+
+LETTER_WIDTH, LETTER_HEIGHT = 20, 18
+_CURVE_WIDTH = 2.0
+_RUN_COLORS = ("foreground", "rankdeck.rest", "rankdeck.kind.activations", "rankdeck.kind.optimizer")
+
+
+def run_color(theme: Theme, place: int) -> QColor:
+    """On a light ground the palest tint would hardly be seen."""
+    key = _RUN_COLORS[place % len(_RUN_COLORS)]
+    if key == "rankdeck.kind.activations" and theme.is_light:
+        key = "rankdeck.kind.gradients"
+    return theme.color(key)
+
+
+def run_pen(theme: Theme, place: int) -> QPen:
+    """The pen of a run's curve."""
+    pen = QPen(run_color(theme, place), _CURVE_WIDTH)
+    pen.setCosmetic(True)
+    if DASHES[place]:
+        pen.setDashPattern([length / _CURVE_WIDTH for length in DASHES[place]])
+        pen.setCapStyle(Qt.PenCapStyle.FlatCap)
+    return pen
+
+
+def paint_letter(painter: QPainter, theme: Theme, box: QRectF, place: int, *, is_baseline: bool) -> None:
+    """The letter on its plate; the baseline's is filled."""
+    color = theme.color
+    paint_rounded_box(painter, theme, box, 4, color("badge.background" if is_baseline else "rankdeck.track"))
+    ink = color("badge.foreground" if is_baseline else "foreground")
+    paint_text(painter, box, run_letter(place), ink, 11, CENTER, bold=True)
+
+
+def paint_dash(painter: QPainter, theme: Theme, box: QRectF, place: int) -> None:
+    """A piece of the run's curve, in the middle of a box."""
+    painter.setPen(run_pen(theme, place))
+    y = box.center().y()
+    painter.drawLine(QPointF(box.left(), y), QPointF(box.right(), y))

@@ -1,0 +1,54 @@
+"""Moments of a run in few words: since its start, before now, and how old what is shown is."""
+
+from __future__ import annotations
+
+import math
+
+from rankdeck.base.phrases import tr_noop
+from rankdeck.base.units import format_clock, format_duration
+from rankdeck_app.language import tr
+
+_AGES = (
+    (86400, tr_noop("{count} d ago")),
+    (3600, tr_noop("{count} h ago")),
+    (60, tr_noop("{count} min ago")),
+)
+
+
+def ago_label(seconds: float) -> str:
+    """'-40 s', '-5 min', 'now'."""
+    if abs(seconds) < 1e-6:
+        return tr("now")
+    for least, unit in ((7200, "h"), (120, "min")):
+        if abs(seconds) >= least:
+            return f"{seconds / (3600 if unit == 'h' else 60):g} {unit}"
+    return f"{seconds:g} s"
+
+
+def elapsed_label(seconds: float, spacing: float) -> str:
+    """One of several moments that are so far apart: '0.25 s', '0:05', '-0:05'."""
+    if spacing < 1:
+        return f"{seconds:.{max(0, -math.floor(math.log10(spacing) + 1e-9))}f} s"
+    sign = "-" if round(seconds) < 0 else ""
+    return f"{sign}{format_clock(abs(seconds))}"
+
+
+def time_label(seconds: float) -> str:
+    """One moment alone: '0.3 s', '0:42', '-3:20'."""
+    sign = "-" if round(seconds, 1) < 0 else ""
+    return f"{sign}{format_duration(abs(seconds))}"
+
+
+def age_text(seconds: float) -> str:
+    """'2 s ago', '5 min ago'; in whole units, so that it can be read while it changes."""
+    if seconds < 1:
+        return tr("just now")
+    for least_s, words in _AGES:
+        if seconds >= least_s:
+            return tr(words, count=int(seconds // least_s))
+    return tr("{count} s ago", count=int(seconds))
+
+
+def duration_text(seconds: float) -> str:
+    """'12 s', '1:05'."""
+    return format_duration(seconds) if seconds >= 60 else f"{seconds:.0f} s"

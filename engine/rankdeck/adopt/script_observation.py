@@ -1,0 +1,197 @@
+"""What the events of a run tell of a person's own script, and whether a configuration can say the same.
+
+Of several ranks the lowest that steps speaks for all; of several attempts the newest that stepped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rankdeck import events
+from rankdeck.base.errors import RankdeckError
+from rankdeck.base.phrases import join_phrases, phrase, tr_noop
+from rankdeck.config.script import ScriptConfig
+from rankdeck.run_dir import EventReader, RunDir, parse_attempt
+
+
+class NotAdoptableError(RankdeckError):
+    """No configuration can do what the script did, or too little of it was seen."""
+
+    code = "not-adoptable"
+    exit_code = 2
+
+
+@dataclass
+class ScriptObservation:
+    """One attempt of a run, as its ranks saw it. `rates` is (step, learning rate) of the steps that tell."""
+
+    script: ScriptConfig
+    started: events.RunStarted | None = None
+    observed: dict[int, events.Observed] = field(default_factory=dict)
+    ranks: dict[int, events.RankStarted] = field(default_factory=dict)
+    num_steps: dict[int, int] = field(default_factory=dict)
+    rates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    samples: Counter[int] = field(default_factory=Counter)
+    backwards: Counter[int] = field(default_factory=Counter)
+    collectives: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def lead(self) -> events.Observed:
+        """What the lowest rank that stepped said last."""
+        return self.observed[min(self.observed)]
+
+    @property
+    def steps(self) -> int:
+        return self.num_steps.get(self.lead.rank, 0)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that train together."""
+        told = [rank.world_size for rank in self.ranks.values() if rank.world_size]
+        return max([*told, len(self.observed), 1])
+
+    @property
+    def accumulate(self) -> int:
+        """Backwards in a step, as most steps have them."""
+        counted = self.backwards.most_common(1)
+        return self.lead.accumulate or (counted[0][0] if counted else 0) or 1
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of one batch of one rank; None where no loader told."""
+        if self.lead.batch:
+            return self.lead.batch
+        most = self.samples.most_common(1)
+        return most[0][0] // self.accumulate or None if most else None
+
+    def devices(self) -> list[events.DeviceInfo]:
+        """The devices that ranks drove, in the order of the run."""
+        known = {info.index: info for info in (self.started.devices if self.started else [])}
+        driven = {index for rank in self.ranks.values() for index in rank.devices}
+        if self.lead.wrapper == "DataParallel":  # one rank that drives several
+            driven |= set(self.lead.wrapper_options.get("device_ids") or ())
+        return [info for index, info in sorted(known.items()) if index in driven] or list(known.values())
+
+    def _add_event(self, event: events.AnyEvent) -> None:
+        match event:
+            case events.RunStarted():
+                self.started = event
+            case events.RankStarted():
+                self.ranks[event.rank] = event
+            case events.Observed():
+                self.observed[event.rank] = event
+            case events.Collectives():
+                self.collectives.update(event.calls)
+            case events.Steps():
+                last = event.first + len(event.ended) - 1
+                self.num_steps[event.rank] = max(last, self.num_steps.get(event.rank, 0))
+                known = self.rates.setdefault(event.rank, [])
+                known += [(event.first + at, rate) for at, rate in enumerate(event.lr) if rate is not None]
+                self.samples.update(count for count in event.samples if count)
+                self.backwards.update(count for count in event.backwards or [] if count)
+
+
+def read_script(run: RunDir) -> ScriptConfig:
+    """What the run's config.toml says of its script.
+
+    Raises:
+        NotAdoptableError: it is a run of a configuration.
+        ConfigError: the file cannot be read.
+    """
+    script = run.script()
+    if script is None:
+        raise NotAdoptableError(
+            phrase("{run} is a run of a configuration already.", run=run.name),
+            advice=phrase("It is {file}: copy it and change it.", file=run.config_file),
+        )
+    return script
+
+
+def read_observation(run: RunDir) -> ScriptObservation:
+    """What was seen of the run.
+
+    Raises:
+        NotAdoptableError: it is no run of a script, or no configuration can do what the script did.
+        ConfigError: the run's own files cannot be read.
+    """
+    script = read_script(run)
+    attempts: dict[int, ScriptObservation] = {}
+    for name, chunk in EventReader(run).batches(sys.maxsize):
+        seen = attempts.setdefault(parse_attempt(name), ScriptObservation(script))
+        for event in chunk:
+            seen._add_event(event)
+    stepped = [seen for _, seen in sorted(attempts.items()) if seen.observed and any(seen.num_steps.values())]
+    if not stepped:
+        raise _nothing_observed(run, script)
+    seen = stepped[-1]
+    _check_adoptable(run, seen)
+    return seen
+
+
+def _nothing_observed(run: RunDir, script: ScriptConfig) -> NotAdoptableError:
+    if script.script.observe == "none":
+        return NotAdoptableError(
+            phrase(
+                "{run} was not observed (--observe=none), so that nothing is known of its training.",
+                run=run.name,
+            ),
+            advice=phrase("Run it once more without that: rankdeck run {script}", script=script.script.run),
+        )
+    return NotAdoptableError(
+        phrase("No optimizer step was seen in {run}, so that there is nothing to adopt.", run=run.name),
+        advice=phrase(
+            "Run the script until it trains. An optimizer that is no torch.optim.Optimizer is not seen."
+        ),
+    )
+
+
+_CUSTOM_COLLECTIVES = tr_noop(
+    "{run} has {world_size} ranks without a parallel wrapper: they meet by collectives of its own "
+    "({collectives})."
+)
+_UNOBSERVED_COMMUNICATION = tr_noop(
+    "{run} has {world_size} ranks without a parallel wrapper: they meet in a way that was not seen."
+)
+
+
+def _check_adoptable(run: RunDir, seen: ScriptObservation) -> None:
+    """Raises: NotAdoptableError where one step of a configuration is not what a step of the script is."""
+    lead = seen.lead
+    leading = (lead.optimizer or "").rpartition(":")[2]
+    others = {name.rpartition(":")[2]: steps for name, steps in lead.other_optimizers.items() if steps}
+    if others:
+        turns = [
+            phrase("{optimizer} ({steps} steps)", optimizer=name, steps=steps)
+            for name, steps in [(leading, seen.steps), *others.items()]
+        ]
+        raise NotAdoptableError(
+            phrase(
+                "{run} steps several optimizers in turn: {turns}.", run=run.name, turns=join_phrases(turns)
+            ),
+            advice=phrase(
+                "A configuration trains one model with one optimizer. Keep this one a script: "
+                "rankdeck run {script}",
+                script=seen.script.script.run,
+            ),
+        )
+    if leading == "LBFGS":
+        raise NotAdoptableError(
+            phrase(
+                "{run} is trained by LBFGS, which runs the model several times within one step.", run=run.name
+            ),
+            advice=phrase(
+                "A configuration takes optimizers whose step needs one backward: sgd, adam, adamw."
+            ),
+        )
+    if seen.world_size > 1 and lead.wrapper is None:
+        own = [name for name in seen.collectives if name != "barrier"]
+        template = _CUSTOM_COLLECTIVES if own else _UNOBSERVED_COMMUNICATION
+        raise NotAdoptableError(
+            phrase(template, run=run.name, world_size=seen.world_size, collectives=", ".join(sorted(own))),
+            advice=phrase(
+                "Wrap the model in DistributedDataParallel, FullyShardedDataParallel or fully_shard, run "
+                "it again and adopt that run."
+            ),
+        )

@@ -1,0 +1,58 @@
+"""The lines of an adopted configuration: tables, values, and comments above what they are about."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tomlkit
+
+COMMENT_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class TomlEntry:
+    """One line with the comment above it; without a value only the comment."""
+
+    key: str
+    value: Any = None
+    notes: list[str] = field(default_factory=list)
+
+
+def format_toml(head: Iterable[str], name: str, tables: Mapping[str, list[TomlEntry]]) -> str:
+    """The whole file."""
+    lines = [*_comment_lines(head), f"name = {format_inline(name)}"]
+    for table, entries in tables.items():
+        written = [line for entry in entries for line in _entry_lines(entry)]
+        if written:
+            lines += ["", f"[{table}]", *written]
+    return "\n".join(lines) + "\n"
+
+
+def _entry_lines(entry: TomlEntry) -> Iterable[str]:
+    yield from _comment_lines(entry.notes)
+    if entry.value is not None:
+        yield f"{entry.key} = {format_inline(entry.value)}"
+
+
+def _comment_lines(notes: Iterable[str]) -> Iterable[str]:
+    """Sentences are wrapped; code, which is indented, stays as it is."""
+    for note in notes:
+        parts = [note] if note.startswith(" ") else textwrap.wrap(note, COMMENT_WIDTH) or [""]
+        yield from (f"# {part}".rstrip() for part in parts)
+
+
+def format_inline(value: Any) -> str:
+    """As TOML in one line."""
+    if isinstance(value, dict):
+        pairs = ", ".join(
+            f"{tomlkit.key(key).as_string()} = {format_inline(inner)}" for key, inner in value.items()
+        )
+        return f"{{ {pairs} }}" if pairs else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(format_inline, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return str(tomlkit.item(value).as_string())

@@ -1,0 +1,214 @@
+"""What steps change beside weights, persistent buffers and the state of each weight: values of an optimizer's
+own in its `param_groups` and on itself, buffers that are not persistent, tensors, numbers and rows of
+them that a module keeps as plain attributes.
+
+Most of what lies there never changes and is the configuration's or the code's, which a resume may change. So
+only what differs from how it was before the first step is saved. Names: <where>/<key>, with `where` one of
+
+    group/<index>    optimizer    state    buffer/<module>    attribute/<module>
+
+An optimizer may hold another (Lookahead, SAM): that one's are group/<path>:<index>, optimizer/<path> and
+state/<path>, with the attribute that holds it as the path. Read training_state.py next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rankdeck.checkpoint.json_values import from_json_value, to_json_value
+from rankdeck.parallel.state.slots import CONTAINERS, LARGE_STATE_BYTES, MODULE_ATTRIBUTES, is_small_value
+from rankdeck.torch_compat.dtensors import is_dtensor
+from rankdeck.torch_compat.modules import own_buffers, split_state_dict
+
+_Owner = MutableMapping[Any, Any]
+_TORCH_KEYS = {
+    "group": {"params", "lr", "initial_lr"},  # the rate is the loop's, which sets it in each step
+    "optimizer": {"state", "defaults", "param_groups"},
+    "attribute": MODULE_ATTRIBUTES,
+}
+_HOOKS_PREFIX = "_optimizer_"
+"""How torch begins the names of an optimizer's hooks."""
+
+
+class ExtraState:
+    """Made before the first step, of a model and an optimizer that are where they will stay."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        self._module = module
+        self.optimizers = find_optimizers(optimizer)
+        self._first_tensors = {name: _to_host(value) for name, value in self._iter_entries(Tensor)}
+        self._first_values = dict(self._iter_json_values())
+
+    def changed_entries(self) -> tuple[dict[str, Tensor], dict[str, object], list[str]]:
+        """Tensors, values as JSON has them, and the names of what no file can hold."""
+        tensors = {
+            name: value
+            for name, value in self._iter_entries(Tensor)
+            if not _is_same(self._first_tensors.get(name), value)
+        }
+        now = {
+            name: plain
+            for name, plain in self._iter_json_values()
+            if name not in self._first_values or self._first_values[name] != plain
+        }
+        large = [name for name, value in tensors.items() if self._is_large_and_new(name, value)]
+        lost = [*large, *(name for name, plain in now.items() if isinstance(plain, _Opaque))]
+        return (
+            {name: value for name, value in tensors.items() if name not in lost},
+            {name: plain for name, plain in now.items() if name not in lost},
+            lost,
+        )
+
+    def _is_large_and_new(self, name: str, value: Tensor) -> bool:
+        """Whether it is rather what a forward left behind to be looked at."""
+        first = self._first_tensors.get(name)
+        grown = first is None or first.shape != _local(value).shape
+        return name.startswith("attribute/") and grown and value.nbytes > LARGE_STATE_BYTES
+
+    def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
+        """Put back what `changed_entries` gave; the names of what has no place here."""
+        owners = dict(self._iter_owners())
+        homeless = []
+        device = next(self._module.parameters()).device
+        for name in [*tensors, *values]:
+            where, _, key = name.rpartition("/")
+            owner = owners.get(where)
+            if owner is None or (where.startswith(("buffer", "attribute")) and key not in owner):
+                homeless.append(name)
+            elif name in values:
+                owner[key] = from_json_value(values[name], device)
+            else:
+                _put_tensor(owner, key, tensors[name], device)
+        return homeless
+
+    def _iter_owners(self) -> Iterator[tuple[str, _Owner]]:
+        seen: set[int] = set()
+        for path, optimizer in self.optimizers.items():
+            groups = enumerate(optimizer.param_groups)
+            owners: list[tuple[str, _Owner]]
+            owners = [(f"group/{join_path(path, index)}", group) for index, group in groups]
+            of_it = f"/{path}" if path else ""
+            owners += [(f"optimizer{of_it}", vars(optimizer)), (f"state{of_it}", optimizer.state)]
+            yield from (owner for owner in owners if id(owner[1]) not in seen)
+            seen |= {id(owner) for _, owner in owners}
+        for path, module in self._module.named_modules():
+            yield f"buffer/{path}", own_buffers(module)
+            yield f"attribute/{path}", vars(module)
+
+    def _iter_entries(self, kind: Any) -> Iterator[tuple[str, Any]]:
+        """Whatever is of a kind and in nobody else's care."""
+        saved = split_state_dict(self._module)[0] if kind is Tensor else {}
+        for where, owner in self._iter_owners():
+            of_whom, _, path = where.partition("/")
+            for key, value in list(owner.items()):
+                if not isinstance(key, str) or not isinstance(value, kind):
+                    continue
+                if key in _TORCH_KEYS.get(of_whom, ()) or key.startswith(_HOOKS_PREFIX):
+                    continue
+                if of_whom != "buffer" or (f"{path}.{key}" if path else key) not in saved:
+                    yield f"{where}/{key}", value
+
+    def _iter_json_values(self) -> Iterator[tuple[str, Any]]:
+        states = [optimizer.state for optimizer in self.optimizers.values()]
+        for name, value in self._iter_entries(object):
+            of_a_module = name.startswith(("buffer/", "attribute/"))
+            if not of_a_module and any(value is state for state in states):
+                continue
+            if not isinstance(value, Tensor) and (is_small_value(value) or not of_a_module):
+                yield name, _json_or_opaque(value)
+
+
+def join_path(path: str, name: object) -> str:
+    """The name of what an optimizer keeps: with the path to it, where another holds it."""
+    return f"{path}:{name}" if path else str(name)
+
+
+def find_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """An optimizer and those that it holds as attributes, by the path to each: "" is the outermost's."""
+    found = {"": optimizer}
+    queue = deque(found.items())
+    while queue:
+        path, holder = queue.popleft()
+        for key, value in vars(holder).items():
+            if isinstance(value, Optimizer) and all(value is not known for known in found.values()):
+                queue.append((join_path(path, key), value))
+                found[join_path(path, key)] = value
+    return found
+
+
+class _Opaque:
+    """A value that no file can hold: all that is known is whether it is still the same object, and of a
+    container of tensors whether one of them was changed."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+        self._versions = _versions(value)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Opaque) and self._value is other._value and self._versions == other._versions
+        )
+
+    __hash__: Callable[[], int] = None  # type: ignore[assignment]
+
+
+def _versions(value: object, depth: int = 3) -> Any:
+    """How often each tensor in a container was written to; weights are in the care of others."""
+    if isinstance(value, Tensor):
+        return None if isinstance(value, nn.Parameter) else (id(value), value._version)
+    if depth and isinstance(value, Mapping):
+        return [_versions(item, depth - 1) for item in value.values()]
+    if depth and isinstance(value, CONTAINERS):
+        return [_versions(item, depth - 1) for item in value]
+    return None
+
+
+def _contains_weights(value: object, depth: int = 3) -> bool:
+    """Whether a container has weights in it, or is by weights: those of a file would be others."""
+    if isinstance(value, nn.Parameter):
+        return True
+    rows = [*value, *value.values()] if isinstance(value, Mapping) else value
+    return (
+        depth > 0
+        and isinstance(rows, CONTAINERS)
+        and any(_contains_weights(item, depth - 1) for item in rows)
+    )
+
+
+def _json_or_opaque(value: object) -> Any:
+    if _contains_weights(value):
+        return _Opaque(value)
+    try:
+        return to_json_value(value)
+    except TypeError:
+        return _Opaque(value)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    return _local(tensor).cpu().clone()
+
+
+def _is_same(first: Tensor | None, tensor: Tensor) -> bool:
+    if first is None or first.dtype != tensor.dtype:
+        return False
+    return torch.equal(first, _local(tensor).cpu())
+
+
+def _put_tensor(owner: _Owner, key: str, saved: Tensor, device: torch.device) -> None:
+    """In place where it fits: others may hold the same tensor."""
+    present = owner.get(key)
+    with torch.no_grad():
+        if isinstance(present, Tensor) and _local(present).shape == saved.shape:
+            _local(present).copy_(saved)
+        else:
+            owner[key] = saved.to(present.device if isinstance(present, Tensor) else device)

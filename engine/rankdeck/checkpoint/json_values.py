@@ -1,0 +1,172 @@
+"""Values of Python as JSON and back. Nothing is unpickled: what is read can run no code.
+
+Numbers, words, lists and dictionaries stand as they are; what JSON lacks stands as {"$kind": ...}.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import math
+from collections import OrderedDict, deque
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from rankdeck.base.phrases import phrase
+from rankdeck.torch_compat.dtensors import is_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+_MAX_EXACT_INT = 2**53
+"""Readers of JSON may take larger integers for floats."""
+_TYPES_BY_TAG: dict[str, type] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
+_TAGS_BY_TYPE = {kind: name for name, kind in _TYPES_BY_TAG.items()}
+
+
+def to_json_value(value: Any) -> Any:
+    """What msgspec writes as JSON.
+
+    Raises: TypeError for an object whose class only code could restore.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        return value if abs(value) < _MAX_EXACT_INT else {"$int": str(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if kind is list:
+        return [to_json_value(item) for item in value]
+    if kind in _TAGS_BY_TYPE:
+        return {_TAGS_BY_TYPE[kind]: [to_json_value(item) for item in value]}
+    if kind is deque:
+        return {"$deque": [to_json_value(list(value)), value.maxlen]}
+    if kind in (dict, OrderedDict):
+        return _dict_to_json(value)
+    if kind is bytes:
+        return {"$bytes": _to_base64(value)}
+    if isinstance(value, Tensor):
+        return _tensor_to_json(value)
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        shape = value.shape if isinstance(value, np.ndarray) else None
+        return {"$numpy": [value.dtype.str, shape, _to_base64(value.tobytes())]}
+    raise TypeError(phrase("{kind}, an object that no file holds without code", kind=kind.__name__))
+
+
+def from_json_value(plain: Any, device: torch.device | None = None) -> Any:
+    """What `to_json_value` took; tensors that were not the host's come to `device`."""
+    if isinstance(plain, list):
+        return [from_json_value(item, device) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    pair: tuple[str, Any] = next(iter(plain.items()), ("", None))
+    name, inside = pair
+    if name in _TYPES_BY_TAG:
+        return _TYPES_BY_TAG[name](from_json_value(inside, device))
+    match name:
+        case "$int":
+            return int(inside)
+        case "$float":
+            return float(inside)
+        case "$deque":
+            return deque(from_json_value(inside[0], device), maxlen=inside[1])
+        case "$dict" | "$ordered":
+            pairs = [(from_json_value(key, device), from_json_value(value, device)) for key, value in inside]
+            return dict(pairs) if name == "$dict" else OrderedDict(pairs)
+        case "$bytes":
+            return base64.b64decode(inside)
+        case "$tensor":
+            (tensor,) = decode_complex(safetensors.torch.load(base64.b64decode(inside))).values()
+            return tensor.to(device) if device is not None and not plain["on_host"] else tensor
+        case "$numpy":
+            dtype, shape, text = inside
+            array = np.frombuffer(bytearray(base64.b64decode(text)), dtype=np.dtype(dtype))
+            return array[0] if shape is None else array.reshape(shape)
+    return {key: from_json_value(value, device) for key, value in plain.items()}
+
+
+def _dict_to_json(value: dict[Any, Any]) -> dict[str, object]:
+    if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in value):
+        return {key: to_json_value(item) for key, item in value.items()}
+    name = "$dict" if type(value) is dict else "$ordered"
+    return {name: [[to_json_value(key), to_json_value(item)] for key, item in value.items()]}
+
+
+def _tensor_to_json(tensor: Tensor) -> dict[str, object]:
+    own = tensor.full_tensor() if is_dtensor(tensor) else tensor
+    if own.layout is not torch.strided:
+        raise TypeError(phrase("a tensor of layout {layout}", layout=own.layout))
+    data = safetensors.torch.save(encode_complex({"": own.detach().cpu().contiguous()}))
+    return {"$tensor": _to_base64(data), "on_host": own.device.type == "cpu"}
+
+
+def _to_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+# Complex numbers in files of safetensors, each as a pair of real numbers under a name that says so.
+#
+# The format has no complex128, and none of it before version 0.6. A pair is a view of the same memory:
+# (..., 2) in the real dtype.
+
+_COMPLEX_SUFFIX = "$complex"
+"""Behind the name of a tensor that is stored so."""
+
+
+def encode_complex(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as a file holds them."""
+    return {_stored_name(name, tensor): real_view(tensor) for name, tensor in tensors.items()}
+
+
+def decode_complex(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file that `encode_complex` made."""
+    return {
+        name.removesuffix(_COMPLEX_SUFFIX): torch.view_as_complex(tensor)
+        if name.endswith(_COMPLEX_SUFFIX)
+        else tensor
+        for name, tensor in stored.items()
+    }
+
+
+def real_view(tensor: Tensor) -> Tensor:
+    """A complex tensor as (..., 2) real numbers in the same memory; any other tensor itself."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _stored_name(name: str, tensor: Tensor) -> str:
+    return name + _COMPLEX_SUFFIX if tensor.is_complex() else name
+
+
+def tensor_metadata(stored: Mapping[str, Any]) -> dict[str, TensorStorageMetadata]:
+    """What torch.distributed.checkpoint knows of a file's tensors, of pairs as of the complex tensors."""
+    return {
+        name.removesuffix(_COMPLEX_SUFFIX): _complex_metadata(name, known) for name, known in stored.items()
+    }
+
+
+def _complex_metadata(name: str, known: TensorStorageMetadata) -> TensorStorageMetadata:
+    if not name.endswith(_COMPLEX_SUFFIX):
+        return known
+    properties = dataclasses.replace(known.properties, dtype=known.properties.dtype.to_complex())
+    return dataclasses.replace(known, size=known.size[:-1], properties=properties)
+
+
+def read_views(tensors: Mapping[str, Tensor], stored: Collection[str]) -> dict[str, Tensor]:
+    """Views of the tensors, under the names that a file stores them by.
+
+    Raises:
+        ValueError: the file has complex numbers where a tensor is real.
+    """
+    views = {}
+    for name, tensor in tensors.items():
+        is_pairs = name + _COMPLEX_SUFFIX in stored
+        if is_pairs and not tensor.is_complex():
+            raise ValueError(f"{name} has complex numbers in it, and here it is real")
+        views[name + _COMPLEX_SUFFIX if is_pairs else name] = real_view(tensor) if is_pairs else tensor
+    return views

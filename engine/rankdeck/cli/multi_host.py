@@ -1,0 +1,96 @@
+"""`rankdeck train` of a configuration that names hosts: each host's part is started there, and what the first
+one tells is shown here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from rankdeck.base.errors import ConfigError, MachineError
+from rankdeck.base.phrases import phrase
+from rankdeck.cli import console, remote_command
+from rankdeck.cli.wait import sigterm_as_interrupt
+
+if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
+    from rankdeck.remote.hosts import CommandResult
+
+
+def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_json: bool) -> int:
+    """The exit code of the run, or of its beginning where it is left then."""
+    from rankdeck.remote.host_launcher import launch_on_hosts
+
+    code = Path(config.folder or ".") if config.user_code() else None
+    needs_gpus = config.selection.kind == "gpu"
+    _check_hosts(config.hosts.use, config.hosts.address, needs_gpus=needs_gpus, code=code)
+    with sigterm_as_interrupt():
+        head, begun = launch_on_hosts(config, runs, _print_message)
+    return _detach_or_wait(head, begun, detach=detach, as_json=as_json)
+
+
+def resume_on_hosts(
+    run: str, hosts: Sequence[str], argv: Sequence[str], *, detach: bool, as_json: bool
+) -> int:
+    """The same of a run of these hosts that is over; `argv` are further arguments of `resume`."""
+    from rankdeck.remote.host_launcher import relaunch_on_hosts
+
+    _check_hosts(hosts, None, needs_gpus=False)
+    with sigterm_as_interrupt():
+        head, begun = relaunch_on_hosts(run, hosts, argv, _print_message)
+    return _detach_or_wait(head, begun, detach=detach, as_json=as_json)
+
+
+def _detach_or_wait(head: str, begun: CommandResult, *, detach: bool, as_json: bool) -> int:
+    from rankdeck.cli.follow import choose_display
+    from rankdeck.cli.wait import wait_for_run
+    from rankdeck.remote import ssh
+    from rankdeck.run_dir import RunDir
+
+    if detach and as_json:
+        console.print_json({"host": head, "run": begun.run, "path": begun.path})
+    elif detach:
+        typer.echo(begun.path)
+        words = phrase("It is on {host}: rankdeck --host {host} watch {run}", host=head, run=begun.run)
+        console.err().print(words, soft_wrap=True)
+    elif ssh.is_local_host(head):
+        run = RunDir(Path(begun.path))
+        return wait_for_run(
+            run, choose_display(run, progress=not as_json), as_json=as_json, attempt=begun.attempt
+        )
+    else:
+        return remote_command.wait_for_remote_run(head, begun.path, as_json=as_json, attempt=begun.attempt)
+    return 0
+
+
+def _check_hosts(
+    hosts: Sequence[str], address: str | None, *, needs_gpus: bool, code: Path | None = None
+) -> None:
+    """Raises: ConfigError, it is one host alone; MachineError, these hosts cannot train one run."""
+    if len(hosts) < 2:
+        raise ConfigError(
+            phrase("{host} alone is not several hosts.", host=hosts[0]),
+            path="hosts.use",
+            advice=phrase(
+                "Name another one, or train on that one: rankdeck --host {host} train", host=hosts[0]
+            ),
+        )
+    from rankdeck.cli.doctor import print_check
+    from rankdeck.doctor.lines import Verdict
+    from rankdeck.doctor.multi_host import check_hosts
+
+    for line in check_hosts(hosts, address, needs_gpus=needs_gpus, code=code):
+        if line.verdict is Verdict.FAILED:
+            seen = "; ".join(line.evidence[:2])
+            words = phrase("{finding} {evidence}", finding=line.finding, evidence=seen)
+            told = phrase("{finding}", finding=line.finding) if line.name == "ssh" else words
+            raise MachineError(told, code=f"hosts-{line.name}", advice=line.fix)
+        if line.verdict is Verdict.WARNING:
+            print_check(line, console.err())
+
+
+def _print_message(host: str, words: str) -> None:
+    console.err().print(console.replace_control_characters(f"{host}: {words}"), soft_wrap=True, markup=False)

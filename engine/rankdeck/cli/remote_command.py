@@ -1,0 +1,322 @@
+"""`rankdeck --host NAME COMMAND ...`: the same command on another host, over ssh.
+
+What it says there is said here. A run that is watched is copied while one looks, and read here: a connection
+that breaks costs nothing but the view, which says how old it is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from rankdeck.base.errors import ConfigError, MachineError
+from rankdeck.base.phrases import phrase
+from rankdeck.cli import console
+from rankdeck.cli.wait import (
+    ANSWER_TIMEOUT_S,
+    EXIT_INTERRUPTED,
+    RemoteStop,
+    print_outcome,
+    signal_handler,
+    warn_still_running,
+)
+
+if TYPE_CHECKING:
+    from rankdeck.cli.display import Display
+    from rankdeck.remote.remote_run import RemoteRun
+    from rankdeck.run_dir import RunDir
+
+STALE_AFTER_S = 3.0
+"""What is shown is said to be old from there on."""
+_POLL_INTERVAL_S = 0.1
+_AGE_REPORT_INTERVAL_S = 0.5
+_SLOW_ANSWER_S = 5.0
+_MAX_INTERRUPTS = 3
+_REDIRECTED_COMMANDS = ("stop", "checkpoint", "stacks")
+_HOST_OPTION, _FOLDER_OPTION = "--host", "-C"
+
+
+def split_host_option(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
+    """(host, folder there, command and arguments); None where no host is named.
+
+    Raises: ConfigError, no command is.
+    """
+    host = folder = ""
+    rest = list(argv)
+    while rest:
+        name, equals, value = rest[0].partition("=")
+        if rest[0].startswith(_FOLDER_OPTION) and rest[0] != _FOLDER_OPTION:
+            name, equals, value = _FOLDER_OPTION, "attached", rest[0].removeprefix(_FOLDER_OPTION)
+        if name not in (_HOST_OPTION, _FOLDER_OPTION):
+            break
+        if not equals and len(rest) < 2:
+            return None  # typer says what is missing
+        value, rest = (value, rest[1:]) if equals else (rest[1], rest[2:])
+        host, folder = (value, folder) if name == _HOST_OPTION else (host, value)
+    if not host:
+        return None
+    if not rest or (rest[0].startswith("-") and rest[0] != "--version"):
+        raise ConfigError(
+            phrase("Name a command for {host}.", host=host),
+            code="usage",
+            advice=phrase("As in: rankdeck --host {host} devices", host=host),
+        )
+    return host, folder, rest
+
+
+def run_on_host(host: str, folder: str, argv: Sequence[str]) -> int:
+    """The exit code of the command there.
+
+    Raises:
+        MachineError: there is no connection, or it broke on the way.
+    """
+    command, *rest = argv
+    if command == "install":
+        return _install_remotely(host, rest)
+    options = {word.partition("=")[0] for word in rest if word.startswith("-")}
+    if not options & {"-h", "--help", "--detach"}:
+        as_json = "--json" in options
+        if command == "watch":
+            return _watch_remotely(host, _single_name(rest), as_json=as_json)
+        if command == "copy":
+            return copy_run(host, _single_name(rest), follow="--follow" in options, as_json=as_json)
+        if command == "train":
+            return _train_remotely(host, folder, rest, as_json=as_json)
+    return _run_remotely(host, folder, argv, _print_output)[0]
+
+
+_decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in (1, 2)}
+
+
+def _print_output(stream: int, data: bytes) -> None:
+    """What a command wrote there; on a terminal without what moves its cursor."""
+    there = sys.stdout if stream == 1 else sys.stderr
+    if there.isatty():
+        there.write(console.replace_control_characters(_decoders[stream].decode(data)))
+    else:
+        there.buffer.write(data)
+    there.flush()
+
+
+def _run_remotely(
+    host: str, folder: str, argv: Sequence[str], on_output: Callable[[int, bytes], None] = lambda *_: None
+) -> tuple[int, int]:
+    """The exit code of a command there, and how often Ctrl-C came. It is passed on to the command; the third
+    one leaves once that has ended, or after a while with word of what may go on there.
+    """
+    from rankdeck.remote.hosts import RemoteHost
+
+    num_interrupts, num_passed, until_s = 0, 0, math.inf
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal num_interrupts
+        num_interrupts += 1
+
+    there = RemoteHost(host, on_output=on_output)
+    with there.link as link, signal_handler(interrupt, signal.SIGINT):
+        while not link.is_up:
+            if num_interrupts:
+                return EXIT_INTERRUPTED, num_interrupts
+            link.poll(_POLL_INTERVAL_S)
+        ran = there.start_command(argv, folder=folder)
+        while ran.exit_code is None:
+            link.poll(_POLL_INTERVAL_S)
+            if (refused := there.refusal) is not None:
+                raise MachineError(refused.message, code=refused.code, advice=refused.advice or None)
+            if not link.is_up:
+                raise _connection_error(host, argv[0])
+            for _ in range(num_passed, min(num_interrupts, _MAX_INTERRUPTS)):
+                num_passed += 1
+                ran.send_signal(signal.SIGINT)
+                if num_passed == _MAX_INTERRUPTS:
+                    until_s = time.monotonic() + ANSWER_TIMEOUT_S
+            if time.monotonic() > until_s:
+                warn_still_running(host)
+                return EXIT_INTERRUPTED, num_interrupts
+    return ran.exit_code, num_interrupts
+
+
+def _connection_error(host: str, command: str) -> MachineError:
+    return MachineError(
+        phrase(
+            "The connection to {host} broke while rankdeck {command} was at work there.",
+            host=host,
+            command=command,
+        ),
+        code="connection-lost",
+        advice=phrase("Runs there go on: rankdeck --host {host} runs", host=host),
+    )
+
+
+def _install_remotely(host: str, rest: Sequence[str]) -> int:
+    """Put this rankdeck there, and see that it answers."""
+    from rankdeck.remote.installer import install_on_host
+    from rankdeck.remote.link import HostLink
+
+    python, more = "", list(rest)
+    if "--python" in more[:-1]:
+        at = more.index("--python")
+        python = more[at + 1]
+        del more[at : at + 2]
+    install_on_host(host, python=python, pip_args=more)
+    with HostLink(host, lambda *_: None) as link:
+        while not link.is_up:
+            link.poll(_POLL_INTERVAL_S)
+        console.err().print(phrase("{host} has rankdeck {version} now.", host=host, version=link.version))
+    return 0
+
+
+def _single_name(rest: Sequence[str]) -> str:
+    names = [word for word in rest if not word.startswith("-")]
+    if len(names) == 1:
+        return names[0]
+    raise ConfigError(
+        phrase("Name one run."), code="usage", advice=phrase("As in: rankdeck --host NAME watch last")
+    )
+
+
+def _train_remotely(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int:
+    """Begin it there in the background, and stay with its copy."""
+    from rankdeck.remote.hosts import CommandResult
+
+    said = bytearray()
+
+    def take(stream: int, data: bytes) -> None:
+        if stream == 1:
+            said.extend(data)
+        else:
+            _print_output(stream, data)
+
+    asked = ["train", *(word for word in rest if word != "--json"), "--detach", "--json"]
+    code, num_interrupts = _run_remotely(host, folder, asked, take)
+    begun = CommandResult.parse(bytes(said))
+    if code or not begun.path:
+        if as_json:
+            _print_output(1, bytes(said))
+        for problem in [] if as_json else begun.problems:
+            console.print_problem(problem)
+        return code or 1
+    return wait_for_remote_run(host, begun.path, as_json=as_json, num_interrupts=num_interrupts)
+
+
+def _watch_remotely(host: str, name: str, *, as_json: bool) -> int:
+    from rankdeck.cli.display import JsonDisplay
+    from rankdeck.cli.follow import choose_display, follow
+    from rankdeck.cli.summary import print_summary
+    from rankdeck.remote.remote_run import RemoteRun
+    from rankdeck.run.summary_builder import summarize
+
+    with RemoteRun(host, name) as followed:
+        run = followed.copy()
+        display = JsonDisplay() if as_json else choose_display(run)
+        fold = follow(run, display, _StaleNotice(followed, display).tick)
+        if not as_json:
+            print_summary(summarize(run, fold), num_shown=len(fold.problems))
+    return 0
+
+
+def copy_run(host: str, name: str, *, follow: bool, as_json: bool) -> int:
+    """Bring it here and say where it is; with `follow` until it is over, and how old it is each second."""
+    from rankdeck.remote.remote_run import RemoteRun
+
+    reader = os.getppid()
+    with RemoteRun(host, name, is_reachable=follow, keeps_copy=True) as followed:
+        run = followed.copy()
+        if as_json:
+            console.print_json({"host": host, "run": run.name, "path": str(run.path)})
+        else:
+            console.out().print(str(run.path), soft_wrap=True, markup=False, highlight=False)
+        while follow and run.outcome() == "running" and os.getppid() == reader:
+            if followed.error is not None:
+                raise followed.error
+            if as_json:
+                console.print_json({"age_s": round(followed.link.age_s(), 1)})
+            time.sleep(_AGE_REPORT_INTERVAL_S)
+    return 0
+
+
+def redirect_copy(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
+    """As `split_host_option`, of a command that acts on a run and is given the copy of one: it is done where
+    that is."""
+    command, *rest = (argv[2:] if argv[:1] == [_FOLDER_OPTION] else argv) or [""]
+    if command not in _REDIRECTED_COMMANDS:
+        return None
+    from rankdeck.run_dir import RunDir
+
+    for at, word in enumerate(rest):
+        if not word.startswith("-") and (origin := RunDir(Path(word)).origin) is not None:
+            return origin.host, "", [command, *rest[:at], origin.path, *rest[at + 1 :]]
+    return None
+
+
+def wait_for_remote_run(
+    host: str, path: str, *, as_json: bool, attempt: int = 0, num_interrupts: int = 0
+) -> int:
+    """As `wait_for_remote_run` of a run here, from `attempt` on: Ctrl-C stops it there, and has come so
+    often."""
+    from rankdeck.cli.follow import choose_display, follow
+    from rankdeck.remote.remote_run import RemoteRun
+
+    followed = RemoteRun(host, path, is_reachable=True)
+    stopping = RemoteStop(followed, path, num_interrupts)
+    with stopping.interrupts.count_signals(), followed:
+        run = _wait_for_copy(followed, stopping)
+        if run is None:
+            warn_still_running(host, path)
+            return EXIT_INTERRUPTED
+        display = choose_display(run, progress=not as_json)
+        stopping.display, age = display, _StaleNotice(followed, display)
+        try:
+            fold = follow(run, display, lambda: age.tick() and stopping.handle_pending(), attempt)
+        except BrokenPipeError:
+            _run_remotely(host, "", ["stop", path])
+            raise
+        code = print_outcome(run, fold, as_json=as_json, interrupted=stopping.interrupts.count > 0)
+        if run.outcome() == "running":
+            warn_still_running(host, path)
+        return code
+
+
+def _wait_for_copy(followed: RemoteRun, stopping: RemoteStop) -> RunDir | None:
+    """The copy once it can be read; None where a person left before."""
+    began_s, is_told = time.monotonic(), False
+    while (run := followed.wait_for_copy(_POLL_INTERVAL_S)) is None:
+        if not stopping.handle_pending():
+            return None
+        if not is_told and time.monotonic() - began_s > _SLOW_ANSWER_S:
+            is_told = True
+            stopping.say(
+                phrase("{host} does not answer yet; the run goes on there.", host=followed.link.host)
+            )
+    return run
+
+
+class _StaleNotice:
+    """Says once that what is shown is old, and that it is not any more."""
+
+    def __init__(self, followed: RemoteRun, display: Display) -> None:
+        self._remote_run, self._display = followed, display
+        self._is_stale = False
+
+    def tick(self) -> bool:
+        """Raises: why nothing more will come."""
+        if self._remote_run.error is not None:
+            raise self._remote_run.error
+        age_s, host = self._remote_run.link.age_s(), self._remote_run.link.host
+        self._display.age_s = age_s if age_s > STALE_AFTER_S else None
+        if (age_s > STALE_AFTER_S) != self._is_stale:
+            self._is_stale = not self._is_stale
+            self._display.say(
+                phrase("{host} does not answer; the run goes on there. What is shown is old.", host=host)
+                if self._is_stale
+                else phrase("{host} is back; nothing was missed.", host=host)
+            )
+        return True

@@ -1,0 +1,112 @@
+"""How a command is told that its run is of several hosts, and what it says to the others."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
+from rankdeck.cli import console
+
+if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
+    from rankdeck.launch.multi_host_role import MultiHostRole
+    from rankdeck.run_dir import RunDir
+
+HostNames = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Hosts that ssh knows, as in box1,box2; or their number when started by hand on each.",
+        show_default=False,
+    ),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Started by hand, first host: its address for the others."),
+]
+Join = Annotated[
+    str | None,
+    typer.Option(metavar="PLACE", help="Started by hand, other hosts: what the first host printed."),
+]
+
+
+def parse_host_names(hosts: str | None) -> list[str]:
+    """Empty where a number is given, or nothing. Raises: ConfigError, it names none."""
+    if hosts is None or hosts.strip().isdecimal():
+        return []
+    if names := [name.strip() for name in hosts.split(",") if name.strip()]:
+        return names
+    raise ConfigError(
+        phrase("--hosts {hosts} names no host.", hosts=json.dumps(hosts)),
+        code="usage",
+        advice=phrase("As in: --hosts box1,box2"),
+    )
+
+
+def name_on_coordinator(run: RunDir, head: str) -> str:
+    """What the first host calls a run that is known here: as a part of it, by its copy, or because that is
+    this one."""
+    from rankdeck.remote.ssh import is_local_host
+
+    origin = run.origin
+    if origin is not None:
+        return origin.path
+    return str(run.path) if is_local_host(head) else run.name
+
+
+def hosts_override(hosts: str | None) -> list[str]:
+    """As --set takes it."""
+    names = parse_host_names(hosts)
+    return [f"hosts.use={json.dumps(names)}"] if names else []
+
+
+def multi_host_role(
+    config: RunConfig, hosts: str | None, listen: str | None, join: str | None
+) -> MultiHostRole | None:
+    """What this host is of several; None where it is alone, or others are to be asked.
+
+    Raises: ConfigError, these do not go together.
+    """
+    from rankdeck.config.multi_host import JOIN_ENV
+    from rankdeck.launch.multi_host_role import MultiHostRole
+
+    join = join or os.environ.get(JOIN_ENV)
+    number = int(hosts) if hosts is not None and not parse_host_names(hosts) else None
+    if listen is None and join is None and number is None:
+        return None
+    number = number or len(config.hosts.use) or None
+    if number is None or (listen is None) == (join is None):
+        raise ConfigError(
+            phrase("A run of several hosts is told how many, and either where to listen or where to join."),
+            code="usage",
+            advice=phrase(
+                "On the first: --hosts 2 --listen ADDRESS; on the others --hosts 2 --join and what the first "
+                "says. Or name them, as in --hosts box1,box2: ssh then does it."
+            ),
+        )
+    return (
+        MultiHostRole.as_coordinator(number, listen or "")
+        if join is None
+        else MultiHostRole.as_node(number, join)
+    )
+
+
+def print_join_address(run: RunDir, several: MultiHostRole | None, attempt: int, *, quiet: bool) -> None:
+    """Where the others join, on the first host."""
+    from rankdeck.config.multi_host import JOIN_ENV
+
+    if several is not None and several.listener is not None and not quiet:
+        place = several.join_address(run.name, attempt)
+        words = phrase(
+            "On each of the others: --hosts {n} --join {place} (ps shows that to everybody there, "
+            "and does not show {variable}=PLACE before the command)",
+            n=several.num_hosts,
+            place=place,
+            variable=JOIN_ENV,
+        )
+        console.err().print(words, soft_wrap=True)

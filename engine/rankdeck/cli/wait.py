@@ -1,0 +1,225 @@
+"""Whoever has started a run stays with it until it has ended.
+
+Ctrl-C (or SIGTERM) asks the run to stop in order and waits; the second one stops it now; the third leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import typer
+
+from rankdeck.base.phrases import phrase
+from rankdeck.cli import console
+from rankdeck.cli.rendezvous import print_join_address
+
+if TYPE_CHECKING:
+    from rankdeck.cli.display import Display
+    from rankdeck.launch.multi_host_role import MultiHostRole
+    from rankdeck.remote.remote_run import RemoteRun
+    from rankdeck.run.run_state import RunState
+    from rankdeck.run_dir import RunDir
+
+
+EXIT_INTERRUPTED = 130
+
+
+def command_start_time() -> float:
+    """When this process began (Unix seconds): the time to the first step counts from there."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return time.time()
+    # psutil adds these to the boot time as /proc/stat has it, which is up to a second off.
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def detach_or_wait(
+    run: RunDir, several: MultiHostRole | None = None, *, detach: bool, as_json: bool, attempt: int = 0
+) -> int:
+    """Say where the run is, and where other hosts join it, and leave it, or show its `attempt` until the
+    end; the exit code."""
+    print_join_address(run, several, attempt, quiet=detach and as_json)
+    if not detach:
+        from rankdeck.cli.follow import choose_display
+
+        return wait_for_run(run, choose_display(run, progress=not as_json), as_json=as_json, attempt=attempt)
+    is_head = several is not None and several.listener is not None
+    return print_run_path(
+        run, several.join_address(run.name, attempt) if several and is_head else None, as_json=as_json
+    )
+
+
+def print_run_path(run: RunDir, place: str | None = None, *, as_json: bool) -> int:
+    """Say where the run is, and of one of several hosts the `place` where the others join; the exit code."""
+    if as_json:
+        told = {"run": run.name, "path": str(run.path)}
+        console.print_json(told if place is None else told | {"place": place})
+    else:
+        typer.echo(run.path)
+    return 0
+
+
+def wait_for_run(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> int:
+    """Show the run from `attempt` on until its end. If the display's reader went away, the run is stopped:
+    nobody sees it.
+    """
+    from rankdeck.cli.follow import follow
+    from rankdeck.launch.control import stop_if_alive, wait_for_end
+
+    interrupts = InterruptCounter(partial(stop_if_alive, run), display.say)
+    with interrupts.count_signals():
+        try:
+            fold = follow(run, display, interrupts.handle_pending, attempt)
+        except BrokenPipeError:
+            stop_if_alive(run)
+            wait_for_end(run, timeout_s=30.0)
+            raise
+        return print_outcome(run, fold, as_json=as_json, interrupted=interrupts.count > 0)
+
+
+def print_outcome(run: RunDir, fold: RunState, *, as_json: bool, interrupted: bool) -> int:
+    """Say how the run went; the command's exit code."""
+    from rankdeck.cli.summary import print_summary
+    from rankdeck.run.summary_builder import summarize
+
+    summary = summarize(run, fold)
+    if as_json:
+        console.print_json(summary.facts())
+    else:
+        print_summary(summary, num_shown=len(fold.problems))
+    if interrupted and summary.outcome != "completed":
+        return EXIT_INTERRUPTED
+    return exit_status(run)
+
+
+def exit_status(run: RunDir) -> int:
+    """Of a run that is over: the script's own as a shell tells it, else the run's."""
+    from rankdeck.run.problems import script_status_of
+
+    if (status := script_status_of(run)) is not None:
+        return status
+    end = run.exit_record()
+    return end.exit_code if end is not None else 1
+
+
+@contextlib.contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C: what was begun is ended by whoever began it, which no second one cuts short."""
+    has_come = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal has_come
+        if not has_come:
+            has_come = True
+            raise KeyboardInterrupt
+
+    with signal_handler(interrupt, signal.SIGINT, signal.SIGTERM):
+        yield
+
+
+@contextlib.contextmanager
+def signal_handler(
+    handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals
+) -> Iterator[None]:
+    """These signals go to `handler` in between."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+class InterruptCounter:
+    """Counts Ctrl-C and SIGTERM; `handle_pending` does what they ask for, outside of the handler."""
+
+    def __init__(self, stop: Callable[[bool], object], say: Callable[[str], None]) -> None:
+        self._stop = stop
+        self._say = say
+        self._num_handled = 0
+        self.count = 0
+
+    def count_signals(self) -> contextlib.AbstractContextManager[None]:
+        return signal_handler(self._on_signal, signal.SIGINT, signal.SIGTERM)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+    def handle_pending(self) -> bool:
+        """Do what the signals since the last call ask for; False once the person has asked three times."""
+        while self._num_handled < min(self.count, 2):
+            self._num_handled += 1
+            now = self._num_handled == 2
+            self._say("stopping now" if now else "stopping; Ctrl-C again stops at once")
+            self._stop(now)
+        return self.count < 3
+
+
+# Ctrl-C of one who watches a run of another host: nobody leaves before the host has answered, or without
+# word of what may go on there.
+
+ANSWER_TIMEOUT_S = 15.0
+"""How long one who leaves waits for the host's word that what runs there has stopped."""
+
+
+def warn_still_running(host: str, run: str = "") -> None:
+    """What may go on on a host after one has left, and how to stop it."""
+    if run:
+        words = phrase(
+            "{host} has not said that the run has stopped. It may go on there. To stop it: "
+            "rankdeck --host {host} stop {run}",
+            host=host,
+            run=run,
+        )
+    else:
+        words = phrase(
+            "{host} has not said that the command has ended. See what goes on there: "
+            "rankdeck --host {host} runs",
+            host=host,
+        )
+    console.err().print(words, soft_wrap=True)
+
+
+class RemoteStop:
+    """What Ctrl-C does to a run of another host: the first two ask for its stop, the third one leaves when
+    the host has stopped it, or has not said so for a while. Before there is a `display`, it speaks on stderr.
+    """
+
+    def __init__(self, followed: RemoteRun, path: str, num_interrupts: int) -> None:
+        self._remote_run, self._path = followed, path
+        self.display: Display | None = None
+        self.interrupts = InterruptCounter(self._request_stop, self.say)
+        self.interrupts.count = num_interrupts
+        self._deadline_s: float | None = None
+
+    def _request_stop(self, now: bool) -> None:
+        self._remote_run.request(["stop", self._path, *(["--now"] if now else [])])
+
+    def say(self, words: str) -> None:
+        if self.display is None:
+            console.err().print(words, soft_wrap=True)
+        else:
+            self.display.say(words)
+
+    def handle_pending(self) -> bool:
+        """Do what the signals since the last call ask for; False where it is time to leave."""
+        if self.interrupts.handle_pending():
+            return True
+        if self._deadline_s is None:
+            self._deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+            host = self._remote_run.link.host
+            self.say(
+                phrase(
+                    "leaving once {host} has stopped it, in {s:.0f} s at most", host=host, s=ANSWER_TIMEOUT_S
+                )
+            )
+        return time.monotonic() < self._deadline_s

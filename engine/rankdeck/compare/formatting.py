@@ -1,0 +1,132 @@
+"""A figure, a difference and a run in words: the terminal, the page and the app say the same."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rankdeck.base.phrases import phrase
+from rankdeck.base.units import format_bytes, format_count, format_duration, format_loss, format_rate
+from rankdeck.compare.run_metrics import ComparedRun, MetricValue
+from rankdeck.config.catalog import STRATEGIES
+
+UNKNOWN = "–"
+SAME = phrase("same")
+_NOISE_RATIO = 5e-4
+"""Figures that differ by less than this share are not told apart: losses of strategies that compute the same
+differ by the order of their sums."""
+COUNT, LOSS, RATE, STEP_TIME, DURATION, BYTES, RATIO, SHARE, ACCURACY, TEXT = (
+    "count", "loss", "rate", "step time", "duration", "bytes", "ratio", "share", "accuracy", "text",
+)  # fmt: skip
+"""What a figure is of."""
+SLASH_LIST = "{before} / {one}"
+
+
+def format_value(unit: str, figure: MetricValue | None) -> str:
+    """'6.3131', '12.3 ms', '38.7 GiB'; a dash where it is not known."""
+    if figure is None:
+        return UNKNOWN
+    value = figure.value
+    if unit == TEXT:
+        return figure.text
+    return {
+        COUNT: format_count,
+        LOSS: format_loss,
+        RATE: format_rate,
+        STEP_TIME: format_step_time,
+        DURATION: lambda seconds: format_duration(seconds, clock_from_s=100),
+        BYTES: format_bytes,
+        RATIO: lambda ratio: f"{ratio:.1f}×",
+        SHARE: lambda share: f"{100 * share:.1f} %",
+        ACCURACY: lambda share: f"{100 * share:.2f} %",
+    }[unit](value)
+
+
+def format_detail(unit: str, figure: MetricValue | None) -> str:
+    """What stands behind it, smaller: the step that it is of, or the middle half of its values."""
+    if figure is None or unit == TEXT:
+        return "" if figure is None else figure.detail
+    if figure.step is not None:
+        return phrase("at step {step}", step=format_count(figure.step))
+    if figure.low is not None and figure.high is not None:
+        low, high = (format_value(unit, MetricValue(half)) for half in (figure.low, figure.high))
+        return phrase("{low} to {high}", low=low, high=high)
+    return ""
+
+
+def format_step_time(seconds: float) -> str:
+    """Three figures: '1.25 s', '125 ms', '12.5 ms', '840 µs'."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        shown = seconds * factor
+        if shown >= 0.9995 or unit == "µs":
+            return f"{shown:.{2 if shown < 9.995 else 1 if shown < 99.95 else 0}f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def is_same_value(unit: str, figure: MetricValue, other: MetricValue) -> bool:
+    """Whether two figures read alike, or differ by less than noise."""
+    if format_value(unit, figure) == format_value(unit, other):
+        return True
+    return abs(figure.value - other.value) < _NOISE_RATIO * min(abs(figure.value), abs(other.value))
+
+
+def format_difference(unit: str, value: MetricValue, base: MetricValue) -> str:
+    """'+12 %', '-0.4 %', '2.4×': from the baseline to a run; "same" where they are not told apart."""
+    if is_same_value(unit, value, base):
+        return SAME
+    if unit in (SHARE, ACCURACY):
+        return phrase("{points:+.1f} points", points=100 * (value.value - base.value))
+    if base.value <= 0 or value.value < 0:
+        return ""
+    ratio = value.value / base.value
+    if math.isinf(ratio):
+        return ""
+    if ratio >= 2:
+        return f"{ratio:.3g}×" if ratio < 100 else f"{format_count(ratio)}×"
+    percent = 100 * (ratio - 1)
+    digits = 0 if abs(percent) >= 9.95 else 1 if abs(percent) >= 0.095 else 2
+    return f"{percent:+.{digits}f} %"
+
+
+def format_strategy(run: ComparedRun) -> str:
+    """'DDP', of a script the wrapper that was seen."""
+    card = STRATEGIES.get(run.strategy)
+    if card is not None:
+        return phrase(card.title)
+    return run.strategy or (UNKNOWN if run.observed is None else phrase("script"))
+
+
+def format_devices(run: ComparedRun) -> str:
+    """'4 x H100', '4 virtual'; empty where none is known."""
+    count = len(run.device_names)
+    if not count:
+        return ""
+    if run.device_kind != "gpu":
+        on_cpu = run.device_kind == "cpu"
+        return phrase("{count} on CPU", count=count) if on_cpu else phrase("{count} virtual", count=count)
+    names = list(dict.fromkeys(run.device_names))
+    return f"{count} x {', '.join(names)}" if count > 1 else names[0]
+
+
+def format_time_source(run: ComparedRun) -> str:
+    """Who made its times."""
+    if run.time_source:
+        return phrase(run.time_source)
+    if run.device_kind == "gpu":
+        return phrase("measured on GPU")
+    if not run.device_kind:
+        return ""
+    return phrase("measured on CPU") if run.device_kind == "cpu" else phrase("measured in rehearsal")
+
+
+def shorten_home(text: str, home: Path | None = None) -> str:
+    """With ~ for the home folder wherever it is named: a page is sent to others."""
+    try:
+        folder = str(home or Path.home())
+    except RuntimeError:
+        return text
+    if len(folder) < 2:
+        return text
+    for end in ("/", "'", '"', " ", ":", ","):
+        text = text.replace(f"{folder}{end}", f"~{end}")
+    return f"{text.removesuffix(folder)}~" if text.endswith(folder) else text

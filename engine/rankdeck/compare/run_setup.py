@@ -1,0 +1,83 @@
+"""What a run's files say besides its events: how it was asked for, where it ran, what was predicted.
+
+Read once, and never by the thread of a window: a disk may be slow. What is missing or damaged is unknown.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankdeck.base import files
+from rankdeck.base.masking import mask_arguments, mask_table
+from rankdeck.base.parsing import JsonObject
+from rankdeck.compare.run_ref import RunRef
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.prediction import read_prediction
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """`tables` are those of the resolved configuration, or of a script's [script]; empty where they cannot be
+    read."""
+
+    title: str
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    prediction: PlanLine | None = None
+    is_past: bool = False
+    """Whether it is of an attempt that another one followed."""
+
+    @property
+    def versions(self) -> dict[str, str]:
+        told = self.environment.get("versions")
+        return {str(name): str(one) for name, one in told.items()} if isinstance(told, dict) else {}
+
+    @property
+    def host(self) -> str | None:
+        return _text_or_none(self.environment.get("host"))
+
+    @property
+    def python(self) -> str | None:
+        return _text_or_none(self.environment.get("python"))
+
+    @property
+    def commit(self) -> str | None:
+        return _text_or_none(self.environment.get("commit"))
+
+    @property
+    def command_line(self) -> str | None:
+        told = self.environment.get("command_line")
+        return shlex.join(mask_arguments(list(map(str, told)))) if isinstance(told, list) else None
+
+
+def read_run_setup(at: RunRef) -> RunSetup:
+    """What is in the run's directory now."""
+    run = at.run_dir
+    is_past = at.attempt is not None and at.attempt < run.next_attempt() - 1
+    return RunSetup(
+        title=run.title,
+        tables=mask_table(files.read_toml_or_empty(config_file_of(at))),  # runs of before kept secrets in it
+        environment=_read_json_or_empty(run.attempt_file("environment", "json", at.attempt)),
+        prediction=read_prediction(run, at.attempt),
+        is_past=is_past,
+    )
+
+
+def config_file_of(at: RunRef) -> Path:
+    """The resolved configuration of a run as it is now, or of one attempt."""
+    return at.run_dir.attempt_file("config", "toml", at.attempt)
+
+
+def _read_json_or_empty(file: Path) -> JsonObject:
+    try:
+        return files.read_json(file)
+    except (OSError, ValueError):
+        return {}
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

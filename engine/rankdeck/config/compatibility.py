@@ -1,0 +1,245 @@
+"""What does not combine, as a table: one row per pair, with the reason and what to use instead.
+
+A row is a predicate over `Facts`, read before anything starts; rules.py tells what it finds with path and
+line. What is not in the table works, and a test shows it. Add a row where a test shows that it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.config.schema import Choice, TrainConfig
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What rows look at: parts of a validated configuration. `device_kind` (cpu | gpu) is None where only the
+    launch can tell."""
+
+    strategy: Choice
+    train: TrainConfig = field(default_factory=TrainConfig)
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    device_kind: str | None = None
+
+    def is_enabled(self, option: str) -> bool:
+        """Whether an option of the strategy is given and on."""
+        return bool(self.strategy.options.get(option))
+
+
+@dataclass(frozen=True)
+class Incompatibility:
+    """One row. `strategies` empty: of all; `path` is the dotted path that is blamed. `changes` fixes it (see
+    Problem); `advice` says it in words, and what else would do.
+    """
+
+    strategies: tuple[str, ...]
+    path: str
+    applies: Callable[[Facts], bool]
+    why: Phrase
+    changes: Mapping[str, Any]
+    advice: Phrase
+
+
+def _has_explicit_sync(facts: Facts) -> bool:
+    return bool(facts.strategy.options.get("sync", "native") != "native")
+
+
+SPLIT_BACKWARD_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
+
+_SHARDED_STRATEGIES = ("fsdp", "tensor", "hybrid")
+_WHOLE_WEIGHTS_ADVICE = phrase(
+    'Set train.optimizer.use = "adamw", or strategy.use = ddp, model or pipeline, where a rank holds whole '
+    "weights."
+)
+
+
+def _is_torch_optimizer(facts: Facts, *names: str) -> bool:
+    """Whether the optimizer is one of torch's own, by name; without names any of them."""
+    module, _, name = facts.train.optimizer.use.rpartition(":")
+    return (not names or name in names) and module.partition(".")[0] == ("torch" if module else "")
+
+
+def _has_foreach_and_fused(facts: Facts) -> bool:
+    options = facts.train.optimizer.options
+    return _is_torch_optimizer(facts) and bool(options.get("foreach")) and bool(options.get("fused"))
+
+
+def _has_sharded_weights(facts: Facts) -> bool:
+    options = facts.strategy.options
+    return facts.strategy.use != "hybrid" or options.get("shard", 1) > 1 or options.get("tensor", 1) > 1
+
+
+FP16_STRATEGIES = ("single", "dp", "ddp", "model")
+COMPILE_STRATEGIES = ("single", "ddp")
+
+INCOMPATIBILITIES: tuple[Incompatibility, ...] = (
+    Incompatibility(
+        (),
+        "train.precision",
+        lambda facts: facts.train.precision == "fp16" and facts.device_kind == "cpu",
+        phrase("train.precision = fp16 is for CUDA: a CPU has no fast fp16."),
+        {"train.precision": "bf16"},
+        phrase('Set train.precision = "bf16", or use fp32 or gpu devices.'),
+    ),
+    Incompatibility(
+        (),
+        "train.precision",
+        lambda facts: facts.train.precision == "fp16" and facts.strategy.use not in FP16_STRATEGIES,
+        phrase("train.precision = fp16 needs a gradient scaler that sees the whole gradient on every rank."),
+        {"train.precision": "bf16"},
+        phrase(
+            'Set train.precision = "bf16", which needs no scaler, or use strategy.use = single, dp, ddp '
+            "or model."
+        ),
+    ),
+    Incompatibility(
+        (),
+        "train.compile",
+        lambda facts: facts.train.compile and facts.strategy.use not in COMPILE_STRATEGIES,
+        phrase("train.compile works on a model that stays whole and in its place."),
+        {"train.compile": None},
+        phrase("Leave train.compile out, or use strategy.use = single or ddp."),
+    ),
+    Incompatibility(
+        (),
+        "train.compile",
+        lambda facts: facts.train.compile and facts.train.activation_checkpointing,
+        phrase("train.compile decides by itself what to compute again in backward."),
+        {"train.activation_checkpointing": None},
+        phrase("Leave train.activation_checkpointing out."),
+    ),
+    Incompatibility(
+        (),
+        "train.optimizer.foreach",
+        _has_foreach_and_fused,
+        phrase("train.optimizer.foreach and train.optimizer.fused are two ways to compute one step."),
+        {"train.optimizer.foreach": None},
+        phrase("Leave train.optimizer.foreach out, or train.optimizer.fused."),
+    ),
+    Incompatibility(
+        (),
+        "train.optimizer.use",
+        lambda facts: _is_torch_optimizer(facts, "LBFGS"),
+        phrase(
+            "LBFGS computes the loss several times in one step, and a step here has one forward and backward."
+        ),
+        {"train.optimizer.use": "adamw"},
+        phrase('Set train.optimizer.use = "adamw", or use sgd or adam.'),
+    ),
+    Incompatibility(
+        _SHARDED_STRATEGIES,
+        "train.optimizer.use",
+        lambda facts: _is_torch_optimizer(facts, "Adafactor", "Rprop") and _has_sharded_weights(facts),
+        phrase("torch's Adafactor and Rprop cannot step weights that lie in slices on several ranks."),
+        {"train.optimizer.use": "adamw"},
+        _WHOLE_WEIGHTS_ADVICE,
+    ),
+    Incompatibility(
+        _SHARDED_STRATEGIES,
+        "train.optimizer.use",
+        lambda facts: _is_torch_optimizer(facts, "Muon") and _has_sharded_weights(facts),
+        phrase(
+            "Muon works on whole matrices in 16 bits: in slices their sums are rounded otherwise, and "
+            "the run would end elsewhere than on one device."
+        ),
+        {"train.optimizer.use": "adamw"},
+        _WHOLE_WEIGHTS_ADVICE,
+    ),
+    Incompatibility(
+        ("ddp",),
+        "strategy.static_graph",
+        lambda facts: facts.is_enabled("static_graph") and facts.train.accumulate > 1,
+        phrase(
+            "strategy.static_graph cannot skip the sync of the first parts of an accumulated batch: "
+            "torch's wrapper stops there with an internal error."
+        ),
+        {"train.accumulate": 1},
+        phrase("Set train.accumulate = 1, or leave strategy.static_graph out."),
+    ),
+    Incompatibility(
+        ("ddp",),
+        "strategy.find_unused_parameters",
+        lambda facts: facts.is_enabled("static_graph") and facts.is_enabled("find_unused_parameters"),
+        phrase(
+            "strategy.static_graph learns in the first step which parameters are unused; "
+            "strategy.find_unused_parameters asks in every step."
+        ),
+        {"strategy.static_graph": None},
+        phrase(
+            "Leave strategy.static_graph out, or the other one where the same parameters are unused in "
+            "every step."
+        ),
+    ),
+    Incompatibility(
+        ("ddp",),
+        "strategy.static_graph",
+        lambda facts: facts.is_enabled("static_graph") and _has_explicit_sync(facts),
+        phrase(
+            "strategy.static_graph is an option of torch's own wrapper; every other sync starts after "
+            "backward and needs no graph."
+        ),
+        {"strategy.static_graph": None},
+        phrase('Leave strategy.static_graph out, or set strategy.sync = "native".'),
+    ),
+    Incompatibility(
+        ("pipeline",),
+        "train.activation_checkpointing",
+        lambda facts: (
+            facts.train.activation_checkpointing
+            and facts.strategy.options.get("schedule") in SPLIT_BACKWARD_SCHEDULES
+        ),
+        phrase(
+            "A schedule that splits backward in two goes through the graph twice, and a checkpointed "
+            "block recomputes its forward only once."
+        ),
+        {"strategy.schedule": "1f1b"},
+        phrase(
+            'Set strategy.schedule = "1f1b" or "interleaved-1f1b", or train.activation_checkpointing = false.'
+        ),
+    ),
+    Incompatibility(
+        ("pipeline-async",),
+        "train.clip_norm",
+        lambda facts: facts.train.clip_norm > 0,
+        phrase(
+            "train.clip_norm needs the norm over all gradients of one update, and in a pipeline without "
+            "a flush no moment has them all."
+        ),
+        {"train.clip_norm": 0},
+        phrase('Set train.clip_norm = 0, or strategy.use = "pipeline".'),
+    ),
+    Incompatibility(
+        ("pipeline-async",),
+        "model.args.tied",
+        lambda facts: bool(facts.model_args.get("tied")),
+        phrase(
+            "The first and the last stage of a pipeline without a flush update a tied weight at "
+            "different times: its copies would drift apart."
+        ),
+        {"model.args.tied": False},
+        phrase('Set model.args.tied = false, or strategy.use = "pipeline".'),
+    ),
+    Incompatibility(
+        ("ddp",),
+        "strategy.gradient_as_bucket_view",
+        lambda facts: facts.is_enabled("gradient_as_bucket_view") and _has_explicit_sync(facts),
+        phrase(
+            "strategy.gradient_as_bucket_view is an option of torch's own wrapper; every other sync "
+            "makes its buckets after backward and drops them."
+        ),
+        {"strategy.gradient_as_bucket_view": None},
+        phrase('Leave strategy.gradient_as_bucket_view out, or set strategy.sync = "native".'),
+    ),
+)
+
+
+def find_incompatibilities(facts: Facts) -> list[Incompatibility]:
+    """The rows that hold for this configuration, in the order of the table."""
+    return [
+        row
+        for row in INCOMPATIBILITIES
+        if (not row.strategies or facts.strategy.use in row.strategies) and row.applies(facts)
+    ]

@@ -1,0 +1,122 @@
+"""How a run lies over several hosts, said before anything starts: how many devices each has, and which axes
+stay inside of one.
+
+Ranks are numbered through the hosts in their order, so a group of an axis is inside one host where every
+host's ranks are whole groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rankdeck.base.errors import DeviceError, Problem, format_choices
+from rankdeck.base.parsing import TomlTable
+from rankdeck.base.phrases import phrase
+from rankdeck.config import mesh_sizes
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.config.devices import DeviceSelection, parse_devices
+from rankdeck.config.schema import Choice, HostsConfig, RunConfig
+
+HOST_NAME_ENV = "RANKDECK_HOST"
+"""In the environment: what this host is called among the others."""
+JOIN_ENV = "RANKDECK_JOIN"
+"""In the environment, in place of --join: what nobody else can read."""
+
+
+def portable_tables(config: RunConfig) -> TomlTable:
+    """The tables for another host: code in the configuration's folder is named from there on."""
+    tables = config.to_dict()
+    folder = Path(tables.pop("folder", None) or ".").resolve()
+    for table in (tables["model"], tables["data"], tables["loss"], tables["train"]["optimizer"]):
+        module, colon, name = table["use"].rpartition(":")
+        if colon and Path(module).is_absolute() and Path(module).is_relative_to(folder):
+            table["use"] = f"{Path(module).relative_to(folder)}:{name}"
+    return tables
+
+
+def hosts_table_problems(hosts: HostsConfig) -> list[Problem]:
+    """Of the table alone."""
+    problems = []
+    for name in dict.fromkeys(hosts.use):
+        if hosts.use.count(name) > 1:
+            message = phrase("hosts.use names {host} twice.", host=name)
+            problems.append(
+                Problem("hosts", message, path="hosts.use", advice=phrase("Name each host once."))
+            )
+    if hosts.use and (hosts.min or 1) > len(hosts.use):
+        message = phrase("hosts.min = {least}, and hosts.use names {n}.", least=hosts.min, n=len(hosts.use))
+        advice = phrase("Use {n} at most.", n=len(hosts.use))
+        problems.append(Problem("hosts", message, path="hosts.min", advice=advice))
+    for name, use in hosts.devices.items():
+        path = f"hosts.devices.{name}"
+        if name not in hosts.use:
+            message = phrase("hosts.devices names {host}, and hosts.use does not.", host=name)
+            advice = phrase("Add it there, or leave it out here.")
+            problems.append(Problem("hosts", message, path=path, advice=advice))
+        try:
+            parse_devices(use)
+        except DeviceError as error:
+            problems.append(Problem("device", error.message, path=path, advice=error.advice))
+    return problems
+
+
+def device_kinds_problem(selections: Mapping[str, DeviceSelection]) -> Problem | None:
+    """GPUs and virtual devices train no run together."""
+    of_kind = {one.kind: name for name, one in selections.items()}
+    if not {"gpu", "cpu"} <= of_kind.keys():
+        return None
+    return Problem(
+        "hosts",
+        phrase(
+            "{gpus} brings GPUs and {virtual} virtual devices: no run has both.",
+            gpus=of_kind["gpu"],
+            virtual=of_kind["cpu"],
+        ),
+        path=f"hosts.devices.{of_kind['gpu']}",
+        advice=phrase("Give all of them GPUs, or rehearse on all."),
+    )
+
+
+def hosts_problem(
+    strategy: Choice, num_hosts: int, counts: Sequence[int] | None, across: Sequence[str]
+) -> Problem | None:
+    """Whether it may lie over hosts that have so many devices each, as far as that is known."""
+    use = strategy.use
+    if num_hosts < 2:
+        return None
+    if STRATEGIES[use].one_process:
+        over = [name for name, card in STRATEGIES.items() if not card.one_process]
+        return Problem(
+            "hosts",
+            phrase("{strategy} is one process, and a process is on one host.", strategy=use),
+            path="strategy.use",
+            advice=phrase("Over several hosts use {ones}.", ones=format_choices(over)),
+        )
+    for axis, size in _axis_group_sizes(strategy, sum(counts)).items() if counts else ():
+        if axis not in across and any(count % size for count in counts or ()):
+            path = "strategy.use" if use == axis else f"strategy.{axis}"
+            return Problem(
+                "hosts",
+                phrase(
+                    "Groups of {axis} take {size} ranks in a row, and hosts have {counts}: some would lie "
+                    "over two hosts, and they send much.",
+                    axis=axis,
+                    size=size,
+                    counts=", ".join(map(str, counts or ())),
+                ),
+                path=path,
+                advice=phrase('Choose a size that fits, or allow it: hosts.across = ["{axis}"].', axis=axis),
+            )
+    return None
+
+
+def _axis_group_sizes(strategy: Choice, num_devices: int) -> dict[str, int]:
+    """Of axes that send much, how many ranks in a row hold one group of it."""
+    if strategy.use == "tensor":
+        return {"tensor": num_devices}
+    if not STRATEGIES[strategy.use].has_mesh:
+        return {}
+    sizes = mesh_sizes.sizes_of(strategy.options)
+    inner = {"tensor": sizes["tensor"], "shard": sizes["shard"] * sizes["stage"] * sizes["tensor"]}
+    return {axis: size for axis, size in inner.items() if sizes[axis] > 1}

@@ -1,0 +1,182 @@
+"""Folders that runs write into: whether files can be made and locked there, how much fits, and how fast.
+
+What is written to measure is a file without a name, which is gone with this process however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from rankdeck.base.phrases import phrase
+from rankdeck.base.units import format_bytes
+from rankdeck.doctor.lines import CheckLine, Verdict, make_row, skipped_rows
+
+MIB = 1 << 20
+_LOW_BYTES, _TOO_LOW_BYTES = 2 << 30, 200 * MIB
+_CHUNK_BYTES, _MAX_WRITE_BYTES, _MAX_WRITE_S = 8 * MIB, 64 * MIB, 1.5
+_SLOW_BYTES_PER_S = 50 * MIB
+_NUM_WORKERS, _PREFETCHED_BATCHES, _BATCH_BYTES = 2, 3, 32 * 3 * 224 * 224 * 4
+"""For one rank: loader workers, batches of each that wait or are used, and 32 pictures of 224 x 224."""
+_NUM_RANKS = 2
+
+
+def check_runs_folder(folder: Path) -> Iterator[CheckLine]:
+    """`folder` need not be there yet: the first one above it that is, is where it would be made."""
+    place = existing_folder(folder)
+    evidence = (
+        [_describe_disk(place)]
+        if place == folder
+        else [
+            phrase("{folder} is made by the first run, in {place}", folder=folder, place=place),
+            _describe_disk(place),
+        ]
+    )
+    try:
+        free, total = disk_space(place)
+        evidence.append(
+            phrase("{free} of {total} are free (statvfs)", free=format_bytes(free), total=format_bytes(total))
+        )
+        per_s = None
+        with tempfile.TemporaryFile(dir=place, buffering=0) as file:
+            _check_lock(file.fileno())
+            if free > 4 * _MAX_WRITE_BYTES:
+                num_bytes, seconds = _measure_write(file.fileno())
+                per_s = num_bytes / seconds
+                words = phrase(
+                    "{size} written with fdatasync in {seconds:.2f} s",
+                    size=format_bytes(num_bytes, 0),
+                    seconds=seconds,
+                )
+                evidence.append(words)
+    except OSError as error:
+        yield _unwritable_row("runs", folder, error, evidence)
+        return
+    yield _runs_row(free, per_s, evidence)
+
+
+def _runs_row(free: int, per_s: float | None, evidence: list[str]) -> CheckLine:
+    room = format_bytes(free)
+    if free < _LOW_BYTES:
+        verdict = Verdict.WARNING if free >= _TOO_LOW_BYTES else Verdict.FAILED
+        finding = phrase("{size} are free; a checkpoint takes three times the weights.", size=room)
+        fix = phrase("Free space, or keep runs elsewhere (RANKDECK_RUNS or --runs).")
+        return make_row("runs", verdict, finding, *evidence, fix=fix)
+    speed = phrase("not measured") if per_s is None else f"{format_bytes(per_s)}/s"
+    if per_s is not None and per_s < _SLOW_BYTES_PER_S:
+        finding = phrase(
+            "It is slow: {speed}. A checkpoint of 1 GiB takes {seconds:.0f} s.",
+            speed=speed,
+            seconds=(1 << 30) / per_s,
+        )
+        fix = phrase("Keep runs on a local disk (RANKDECK_RUNS or --runs), or save less often.")
+        return make_row("runs", Verdict.WARNING, finding, *evidence, fix=fix)
+    return make_row(
+        "runs",
+        Verdict.OK,
+        phrase("{size} are free, written at {speed}.", size=room, speed=speed),
+        *evidence,
+    )
+
+
+def check_state_folder(folder: Path) -> Iterator[CheckLine]:
+    """Where leases of GPUs and the index of runs are kept."""
+    place = existing_folder(folder)
+    evidence = [str(folder), _describe_disk(place)]
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            _check_lock(file.fileno())
+    except OSError as error:
+        yield _unwritable_row("state", folder, error, evidence)
+        return
+    yield make_row("state", Verdict.OK, phrase("Files can be made and locked there."), *evidence)
+
+
+def check_shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[CheckLine]:
+    if not folder.is_dir():
+        yield from skipped_rows(["shm"], phrase("There is no {folder} here.", folder=folder))
+        return
+    try:
+        free, total = disk_space(folder)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(MIB))
+    except OSError as error:
+        finding = phrase("Nothing can be written there: {why}.", why=error.strerror)
+        fix = phrase("Give it room, or set data.workers = 0.")
+        yield make_row("shm", Verdict.FAILED, finding, str(folder), fix=fix, command=_remount_command(folder))
+        return
+    needed = _NUM_RANKS * _NUM_WORKERS * _PREFETCHED_BATCHES * _BATCH_BYTES
+    sizes = {"free": format_bytes(free), "total": format_bytes(total)}
+    evidence = [
+        phrase("{folder}: {free} of {total} are free (statvfs)", folder=folder, **sizes),
+        phrase(
+            "{ranks} ranks with {workers} loader workers each keep {ahead} batches of 32 pictures of "
+            "224 x 224 there: {size}",
+            ranks=_NUM_RANKS,
+            workers=_NUM_WORKERS,
+            ahead=_PREFETCHED_BATCHES,
+            size=format_bytes(needed),
+        ),
+    ]
+    if free >= needed:
+        yield make_row(
+            "shm", Verdict.OK, phrase("{free} are free for loader workers.", free=sizes["free"]), *evidence
+        )
+        return
+    finding = phrase("{free} are free: loader workers that send pictures run out of it.", free=sizes["free"])
+    fix = phrase("Give it room (docker run --shm-size=8g), or set data.workers = 0.")
+    yield make_row("shm", Verdict.WARNING, finding, *evidence, fix=fix, command=_remount_command(folder))
+
+
+def _remount_command(folder: Path) -> str:
+    return f"mount -o remount,size=8G {folder}"
+
+
+def existing_folder(folder: Path) -> Path:
+    """The first of a folder and those above it that is there."""
+    return next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
+
+
+def disk_space(folder: Path) -> tuple[int, int]:
+    """(bytes that are free for this user, bytes of the disk). Raises: OSError."""
+    usage = shutil.disk_usage(folder)
+    return usage.free, usage.total
+
+
+def _describe_disk(folder: Path) -> str:
+    """'/home/me/runs: ext4 on /dev/nvme0n1p2'."""
+    mounted = [part for part in psutil.disk_partitions(all=True) if folder.is_relative_to(part.mountpoint)]
+    if not mounted:
+        return str(folder)
+    disk = max(mounted, key=lambda part: len(part.mountpoint))
+    return phrase("{folder}: {kind} on {device}", folder=folder, kind=disk.fstype, device=disk.device)
+
+
+def _check_lock(handle: int) -> None:
+    """Runs and leases live on locks, which some network disks do not have. Raises: OSError."""
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _measure_write(handle: int) -> tuple[int, float]:
+    """(bytes, seconds) that were written and are on the disk. Raises: OSError."""
+    chunk = os.urandom(_CHUNK_BYTES)
+    num_bytes, began_s = 0, time.monotonic()
+    while num_bytes < _MAX_WRITE_BYTES and time.monotonic() - began_s < _MAX_WRITE_S:
+        num_bytes += os.write(handle, chunk)
+        os.fdatasync(handle)
+    return num_bytes, time.monotonic() - began_s
+
+
+def _unwritable_row(name: str, folder: Path, error: OSError, evidence: list[str]) -> CheckLine:
+    finding = phrase("No file can be made and locked in {folder}: {why}.", folder=folder, why=error.strerror)
+    fix = phrase("Make it writable, or keep runs elsewhere (RANKDECK_RUNS or --runs).")
+    if name == "state":
+        fix = phrase("Make it writable, or keep state elsewhere (RANKDECK_HOME).")
+    return make_row(name, Verdict.FAILED, finding, *evidence, fix=fix)

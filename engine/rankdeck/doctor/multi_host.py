@@ -1,0 +1,394 @@
+"""Whether several hosts can train one run: one row for each thing that keeps them from it.
+
+One open pipe to each; what can be looked at side by side is. On a sound network it takes some seconds, most
+of them for importing torch. What a host does for it is in probe_hosts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import rankdeck
+from rankdeck.base import packages
+from rankdeck.base.parsing import JsonObject
+from rankdeck.base.phrases import AND_TEMPLATE, COMMA_TEMPLATE, join_phrases, phrase
+from rankdeck.base.units import format_bytes
+from rankdeck.diagnose.network import MTU_ADVICE
+from rankdeck.doctor.lines import HOST_ROW_TITLES, CheckLine, Verdict, make_row, skipped_rows
+from rankdeck.doctor.probe_hosts import LARGE_BYTES
+from rankdeck.doctor.probed_host import ProbedHost, parse_steps
+from rankdeck.remote.host_launcher import find_coordinator_address
+from rankdeck.remote.hosts import RemoteCommand, RemoteHosts
+
+_CONNECT_S, _LISTEN_S, _REACH_S, _FACTS_S, _PAIR_S = 25.0, 10.0, 15.0, 8.0, 20.0
+_MAX_SKEW_S = 5.0
+_LOW_DISK_BYTES = 2 << 30
+_SLOW_BYTES_PER_S = 20 << 20
+"""Gradients of 100 MB then take ten seconds."""
+_REQUIRED_EQUAL = ("python", "torch")
+_PACKAGE_TITLES = {"nccl": "NCCL"}
+_MAX_PACKAGES = 5
+"""That are named; of environments that have nothing to do with each other it would be hundreds."""
+
+
+def check_hosts(
+    names: Sequence[str],
+    head_address: str | None = None,
+    *,
+    needs_gpus: bool = False,
+    code: Path | None = None,
+) -> Iterator[CheckLine]:
+    """Every row, as it is known. `head_address`: where the others reach the first one, where that is not
+    ssh's; `code`: the folder of a person's own code that they will run.
+
+    Raises: ConfigError, no host can be called so.
+    """
+    with RemoteHosts(names, lambda host, words: None) as hosts:
+        hosts.connect(_CONNECT_S)
+        line = _ssh_row(hosts)
+        yield line
+        if line.verdict is Verdict.FAILED:
+            why = phrase("Not all hosts can be asked.")
+            yield from skipped_rows([name for name in HOST_ROW_TITLES if name != "ssh"], why)
+            return
+        asked = _start_probes(hosts, head_address)
+        try:
+            yield from _host_rows(hosts, asked, needs_gpus=needs_gpus, code=code)
+        finally:
+            for one in asked:
+                one.process.send_signal()
+            hosts.poll_until(
+                lambda: all(one.process.exit_code is not None or one.host.error for one in asked), 2.0
+            )
+
+
+def _ssh_row(hosts: RemoteHosts) -> CheckLine:
+    evidence: list[str] = [
+        phrase("{host}: rankdeck {version}", host=host.name, version=host.link.version or "")
+        for host in hosts.reachable
+    ]
+    missing = [host for host in hosts.all if host not in hosts.reachable]
+    if not missing:
+        finding = phrase("All have rankdeck {version}.", version=rankdeck.__version__)
+        return make_row("ssh", Verdict.OK, finding, *evidence)
+    why = [
+        phrase("{host}: no answer in {limit:.0f} s.", host=host.name, limit=_CONNECT_S)
+        if host.error is None
+        else host.error.message
+        for host in missing
+    ]
+    fixes = [host.error.advice for host in missing if host.error is not None and host.error.advice]
+    fix = fixes[0] if fixes else phrase("See whether it is on and reachable.")
+    return make_row("ssh", Verdict.FAILED, why[0], *why[1:], *evidence, fix=fix)
+
+
+def _start_probes(hosts: RemoteHosts, head_address: str | None) -> list[ProbedHost]:
+    """The first one listens, then the others, who are told where."""
+    head, *others = hosts.all
+    number, asked = str(len(hosts.all)), list[ProbedHost]()
+    first_address = head_address or find_coordinator_address(head, others)
+    for index, host in enumerate(hosts.all):
+        address = first_address if index == 0 else host.link.address or "127.0.0.1"
+        argv = ["meet", "--address", address, "--number", str(index), "--hosts", number]
+        if index:
+            argv += ["--store", f"{asked[0].address}:{asked[0].step('listens').get('store', 0)}"]
+        asked.append(ProbedHost(host, address, host.start_command(argv)))
+        if index == 0:
+            _wait_for_step(hosts, [asked[0]], lambda one: one.step("listens"), _LISTEN_S)
+    _wait_for_step(hosts, asked, lambda one: one.step("listens"), _LISTEN_S)
+    return asked
+
+
+def _host_rows(
+    hosts: RemoteHosts, asked: Sequence[ProbedHost], *, needs_gpus: bool, code: Path | None
+) -> Iterator[CheckLine]:
+    yield _reach_row(hosts, asked)
+    yield _interfaces_row(asked)
+    _wait_for_step(hosts, asked, lambda one: one.step("facts"), _FACTS_S)
+    yield _versions_row(asked, needs_gpus=needs_gpus, code=code)
+    yield _clocks_row(asked)
+    yield _free_devices_row(asked, needs_gpus=needs_gpus)
+    yield _disks_row(asked)
+    yield _collective_row(hosts, asked)
+
+
+def _wait_for_step(
+    hosts: RemoteHosts, asked: Sequence[ProbedHost], is_there: Callable[[ProbedHost], Any], within_s: float
+) -> None:
+    hosts.poll_until(
+        lambda: all(is_there(one) or one.host.error or one.process.exit_code is not None for one in asked),
+        within_s,
+    )
+
+
+def _reach_row(hosts: RemoteHosts, asked: Sequence[ProbedHost]) -> CheckLine:
+    """By pairs: where each listens is tried by all the others."""
+    deaf = [one for one in asked if not one.step("listens")]
+    if deaf:
+        names = join_phrases((one.host.name for one in deaf), AND_TEMPLATE)
+        finding = phrase("{hosts}: nothing can listen at its address.", hosts=names)
+        evidence = [f"{one.host.name}: {one.failure_reason() or one.address}" for one in deaf]
+        fix = phrase("Name the address that the others reach: hosts.address.")
+        return make_row("reach", Verdict.FAILED, finding, *evidence, fix=fix)
+    tries: list[tuple[ProbedHost, list[ProbedHost], RemoteCommand]] = []
+    for one in asked:
+        others = [other for other in asked if other is not one]
+        places = ",".join(f"{other.address}:{other.step('listens').get('reach')}" for other in others)
+        tries.append((one, others, one.host.start_command(["meet", "--reach", places])))
+    hosts.poll_until(lambda: all(ran.exit_code is not None or ran.host.error for *_, ran in tries), _REACH_S)
+    evidence, failed, small = list[str](), list[str](), list[str]()
+    for one, others, ran in tries:
+        told = {step.get("number"): step for step in parse_steps(ran)}
+        for number, other in enumerate(others):
+            step = told.get(number, {})
+            words = {"host": one.host.name, "other": other.host.name, "address": other.address}
+            if step.get("takes_large") is False:
+                lost = phrase(
+                    "{host} to {other} ({address}): small packets arrive, and {size} at once do not",
+                    size=format_bytes(LARGE_BYTES),
+                    **words,
+                )
+                small.append(lost)
+            elif isinstance(seconds := step.get("seconds"), float):
+                took = phrase("{host} to {other} ({address}): {ms:.1f} ms", ms=seconds * 1e3, **words)
+                evidence.append(took)
+            else:
+                why = step.get("error") or phrase("no answer")
+                failed.append(phrase("{host} to {other} ({address}): {why}", why=why, **words))
+    total = len(failed) + len(small) + len(evidence)
+    if failed:
+        finding = phrase("{count} of {total} ways are closed.", count=len(failed), total=total)
+        fix = phrase("Let a firewall pass TCP between these hosts at any port, or name another address.")
+        return make_row("reach", Verdict.FAILED, finding, *failed, *small, *evidence, fix=fix)
+    if small:
+        finding = phrase("{count} of {total} ways lose large packets.", count=len(small), total=total)
+        return make_row("reach", Verdict.FAILED, finding, *small, *evidence, fix=phrase(MTU_ADVICE))
+    finding = phrase("All {count} ways are open.", count=len(evidence))
+    return make_row("reach", Verdict.OK, finding, *evidence)
+
+
+def _interfaces_row(asked: Sequence[ProbedHost]) -> CheckLine:
+    named = {one.host.name: one.step("listens").get("interface") for one in asked}
+    evidence = [f"{one.host.name}: {one.address} ({named[one.host.name] or '?'})" for one in asked]
+    if all(named.values()):
+        finding = phrase("gloo and NCCL take the interface that has the host's address.")
+        return make_row("interfaces", Verdict.OK, finding, *evidence)
+    finding = phrase("The interface of an address is not known: gloo takes the one of the hostname.")
+    fix = phrase("Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME there.")
+    return make_row("interfaces", Verdict.WARNING, finding, *evidence, fix=fix)
+
+
+def _versions_row(asked: Sequence[ProbedHost], *, needs_gpus: bool, code: Path | None) -> CheckLine:
+    """The worse of both, with what the other one saw."""
+    both = _compare_versions(asked, needs_gpus=needs_gpus), _compare_packages(asked, code)
+    line, other = sorted(both, key=lambda one: -list(Verdict).index(one.verdict))
+    line.evidence += [*([other.finding] if other.verdict is not Verdict.OK else []), *other.evidence]
+    line.phrases = {**line.phrases, **other.phrases}
+    return line
+
+
+def _compare_versions(asked: Sequence[ProbedHost], *, needs_gpus: bool) -> CheckLine:
+    first, odd, evidence, unlike = asked[0].step("facts"), set[str](), list[str](), list[str]()
+    must = (*_REQUIRED_EQUAL, "nccl") if needs_gpus else _REQUIRED_EQUAL
+    for one in asked:
+        facts = one.step("facts")
+        told = (*_REQUIRED_EQUAL, "nccl", "driver")
+        words = ", ".join(f"{_PACKAGE_TITLES.get(name, name)} {facts.get(name) or '?'}" for name in told)
+        others = [name for name in must if _short_version(name, facts) != _short_version(name, first)]
+        (unlike if others else evidence).append(f"{one.host.name}: {words}")
+        odd.update(others)
+    build = phrase("Install the same build of torch on all, with the NCCL that it asks for.")
+    told_of = {one.host.name: one.step("facts") for one in asked}
+    lacking = [name for name, facts in told_of.items() if "torch" in facts and not facts["torch"]]
+    if lacking:
+        finding = phrase("{hosts}: torch is not installed.", hosts=join_phrases(lacking, COMMA_TEMPLATE))
+        fix = phrase("Install it there: rankdeck --host {host} install", host=lacking[0])
+        return make_row("alike", Verdict.FAILED, finding, *evidence, *unlike, fix=fix)
+    if odd:
+        titles = [_PACKAGE_TITLES.get(name, name) for name in must if name in odd]
+        finding = phrase("Hosts differ in {names}.", names=join_phrases(titles, AND_TEMPLATE))
+        fix = build if odd == {"nccl"} else phrase("Install the same there: rankdeck --host NAME install.")
+        return make_row("alike", Verdict.FAILED, finding, *evidence[:1], *unlike, *evidence[1:], fix=fix)
+    if len({one.step("facts").get("nccl") for one in asked}) > 1:
+        finding = phrase("Hosts differ in NCCL, and a run of GPUs would be refused.")
+        return make_row("alike", Verdict.WARNING, finding, *evidence, fix=build)
+    if len({one.step("facts").get("driver") for one in asked}) > 1:
+        finding = phrase("Hosts have other drivers, which may be slower together.")
+        fix = phrase("Install the same one on all.")
+        return make_row("alike", Verdict.WARNING, finding, *evidence, fix=fix)
+    return make_row("alike", Verdict.OK, phrase("Python and torch are the same everywhere."), *evidence)
+
+
+def _compare_packages(asked: Sequence[ProbedHost], code: Path | None) -> CheckLine:
+    """What a lock file names has to be the same for a person's own code; other differences are told."""
+    lock = None if code is None else packages.find_lock_file(code)
+    try:
+        names = None if lock is None else packages.pinned_packages(lock)
+    except (OSError, ValueError) as error:
+        assert lock is not None
+        why = getattr(error, "strerror", None) or error
+        finding = phrase("{file} cannot be read: {why}.", file=lock.name, why=why)
+        fix = phrase("Write it anew: no versions of packages were compared.")
+        return make_row("alike", Verdict.WARNING, finding, fix=fix)
+    differ, lack = _package_differences(asked, names)
+    if lock is None:
+        if code is not None and differ:
+            finding = phrase("Hosts have other versions of packages, and no lock file says which matter.")
+            fix = phrase(
+                "Install the same on all; with a lock file beside the configuration they have to be."
+            )
+            return make_row("alike", Verdict.WARNING, finding, *_truncate(differ), fix=fix)
+        return make_row("alike", Verdict.OK, phrase("No package has to be the same."), *_truncate(differ))
+    fix = phrase("Install what {file} says into the Python that Rankdeck has on each host.", file=lock.name)
+    if differ:
+        finding = phrase("Hosts have other versions of what {file} names.", file=lock.name)
+        return make_row("alike", Verdict.FAILED, finding, *_truncate(differ), *_truncate(lack), fix=fix)
+    if lack:
+        finding = phrase("Not all hosts have what {file} names.", file=lock.name)
+        return make_row("alike", Verdict.WARNING, finding, *_truncate(lack), fix=fix)
+    return make_row("alike", Verdict.OK, phrase("What {file} names is the same everywhere.", file=lock.name))
+
+
+def _package_differences(
+    asked: Sequence[ProbedHost], names: Container[str] | None
+) -> tuple[list[str], list[str]]:
+    """What hosts have in another version than the first one, and what one of both lacks; of the packages of
+    these names, or of all."""
+    differ, lack = list[str](), list[str]()
+    head, here = asked[0].host.name, asked[0].installed_packages()
+    for one in asked[1:]:
+        host, there = one.host.name, one.installed_packages()
+        for name in sorted(here.keys() | there.keys()) if here and there else ():
+            if names is not None and name not in names:
+                continue
+            words = {"package": name, "host": host, "other": head}
+            if name not in there:
+                lack.append(phrase("{host} has no {package}, {other} has {here}", here=here[name], **words))
+            elif name not in here:
+                lack.append(phrase("{host} has {package} {there}, {other} none", there=there[name], **words))
+            elif here[name] != there[name]:
+                words |= {"there": there[name], "here": here[name]}
+                differ.append(phrase("{host} has {package} {there}, {other} has {here}", **words))
+    return differ, lack
+
+
+def _truncate(words: Sequence[str]) -> list[str]:
+    more = len(words) - _MAX_PACKAGES
+    return [*words[:_MAX_PACKAGES], *([phrase("and {count} more", count=more)] if more > 0 else [])]
+
+
+def _short_version(name: str, facts: JsonObject) -> str:
+    """Of Python the first two numbers count."""
+    version = str(facts.get(name))
+    return ".".join(version.split(".")[:2]) if name == "python" else version
+
+
+def _clocks_row(asked: Sequence[ProbedHost]) -> CheckLine:
+    offsets = {one.host.name: one.host.link.clock.offset_s or 0.0 for one in asked}
+    evidence = [
+        phrase("{host}: {seconds:+.3f} s against this one", host=name, seconds=seconds)
+        for name, seconds in offsets.items()
+    ]
+    apart_s = max(offsets.values()) - min(offsets.values())
+    if apart_s <= _MAX_SKEW_S:
+        return make_row("clocks", Verdict.OK, phrase("At most {s:.2f} s apart.", s=apart_s), *evidence)
+    finding = phrase(
+        "They are {s:.1f} s apart: charts of a run put that right, the hosts' own logs do not.", s=apart_s
+    )
+    fix = phrase("Let something keep them right (chrony, systemd-timesyncd). Training does not mind.")
+    command = "timedatectl set-ntp true"
+    return make_row("clocks", Verdict.WARNING, finding, *evidence, fix=fix, command=command)
+
+
+def _free_devices_row(asked: Sequence[ProbedHost], *, needs_gpus: bool) -> CheckLine:
+    evidence, lacking = list[str](), list[str]()
+    for one in asked:
+        host, facts = one.host.name, one.step("facts")
+        free, total = facts.get("free_gpus", 0), facts.get("gpus", 0)
+        words = phrase("{host}: GPUs that are free: {free} of {total}", host=host, free=free, total=total)
+        evidence.append(words)
+        if not free:
+            lacking.append(host)
+    if not lacking:
+        return make_row("free", Verdict.OK, phrase("Every host has free GPUs."), *evidence)
+    names = join_phrases(lacking, COMMA_TEMPLATE)
+    if needs_gpus:
+        finding = phrase("{hosts}: no GPU is free.", hosts=names)
+        fix = phrase("Wait, leave the host out, or rehearse: --devices cpu:2.")
+        return make_row("free", Verdict.FAILED, finding, *evidence, fix=fix)
+    finding = phrase("{hosts}: no GPU is free; a rehearsal needs none.", hosts=names)
+    return make_row("free", Verdict.OK, finding, *evidence)
+
+
+def _disks_row(asked: Sequence[ProbedHost]) -> CheckLine:
+    free = {one.host.name: int(one.step("facts").get("free_bytes") or 0) for one in asked}
+    evidence = [
+        phrase("{host}: {size} are free", host=name, size=format_bytes(size)) for name, size in free.items()
+    ]
+    little = [name for name, size in free.items() if size < _LOW_DISK_BYTES]
+    if not little:
+        return make_row("disks", Verdict.OK, phrase("There is room for runs on all."), *evidence)
+    finding = phrase("{hosts}: little room for checkpoints.", hosts=join_phrases(little, COMMA_TEMPLATE))
+    return make_row("disks", Verdict.WARNING, finding, *evidence, fix=phrase("Free space there."))
+
+
+def _failed_hosts_row(reasons: Mapping[str, str]) -> CheckLine:
+    """Of hosts that cannot do their part, each by its own reason."""
+    first = next(iter(reasons))
+    finding = phrase("{hosts}: no rank can begin there.", hosts=join_phrases(reasons, COMMA_TEMPLATE))
+    evidence = [f"{host}: {reason}" for host, reason in reasons.items()]
+    fix = phrase("Mend that on {host}, or install anew: rankdeck --host {host} install", host=first)
+    return make_row("together", Verdict.FAILED, finding, *evidence, fix=fix)
+
+
+def _collective_row(hosts: RemoteHosts, asked: Sequence[ProbedHost]) -> CheckLine:
+    """What the first host says of each pair, and of those that it says nothing of the other one."""
+    head, *others = asked
+    numbers = range(1, len(asked))
+
+    def pairs() -> dict[int, JsonObject]:
+        told = {step["number"]: step for other in others for step in other.steps("pair") if "error" in step}
+        return {**told, **{step["number"]: step for step in head.steps("pair")}}
+
+    def is_over() -> bool:
+        told = pairs()
+        return head.failure_reason() is not None or all(
+            number in told or other.failure_reason() is not None
+            for number, other in zip(numbers, others, strict=True)
+        )
+
+    hosts.poll_until(is_over, _PAIR_S)
+    reasons = {one.host.name: reason for one in asked if (reason := one.failure_reason()) is not None}
+    if reasons:
+        return _failed_hosts_row(reasons)
+    found, evidence, failed, speeds = pairs(), list[str](), list[str](), list[float]()
+    for number, other in zip(numbers, others, strict=True):
+        step = found.get(number, {})
+        both = phrase("{host} and {other}", host=head.host.name, other=other.host.name)
+        if "error" in step or not step:
+            why = step.get("error") or phrase("no answer within {limit:.0f} s", limit=_PAIR_S)
+            failed.append(f"{both}: {why}")
+        elif step.get("num_wrong"):
+            failed.append(phrase("{both}: {count} sums are wrong", both=both, count=step["num_wrong"]))
+        else:
+            speeds.append(step["num_bytes"] / max(step["seconds"], 1e-9))
+            evidence.append(f"{both}: {format_bytes(speeds[-1])}/s")
+    if failed:
+        finding = phrase(
+            "{count} of {total} pairs do not add up a tensor.", count=len(failed), total=len(others)
+        )
+        fix = phrase("See what each reaches, and the interfaces; a firewall may be in the way.")
+        return make_row("together", Verdict.FAILED, finding, *failed, *evidence, fix=fix)
+    speed = f"{format_bytes(min(speeds))}/s"
+    if min(speeds) < _SLOW_BYTES_PER_S:
+        finding = phrase(
+            "They meet, and an all_reduce of 16 MiB runs at {speed}: gradients will wait.", speed=speed
+        )
+        fix = phrase("Take a faster link (hosts.address names it), or compress: strategy.compress.")
+        return make_row("together", Verdict.WARNING, finding, *evidence, fix=fix)
+    finding = phrase(
+        "They meet, their sums are right, and an all_reduce of 16 MiB runs at {speed}.", speed=speed
+    )
+    return make_row("together", Verdict.OK, finding, *evidence)

@@ -1,0 +1,78 @@
+"""Run in the interpreter of a project: one of two ranks that meet, add up tensors and measure how fast.
+
+    python probe_rendezvous.py RANK BACKEND TIMEOUT_S
+
+Rank 0 opens a store on loopback and prints its port; rank 1 reads it from stdin. Each step is told as one
+line of JSON when it is done, so that whoever waits knows in which one it hangs. Read rendezvous.py before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+_LARGE_ELEMENTS = 4 << 20
+"""Elements of the tensor that is measured: 16 MiB."""
+_NUM_ROUNDS = 8
+
+
+def _report(stage: str, **facts: Any) -> None:
+    print(json.dumps({"stage": stage, **facts}), flush=True)
+
+
+def _open_store(distributed: Any, rank: int, patience: timedelta) -> Any:
+    if rank == 0:
+        store = distributed.TCPStore("127.0.0.1", 0, 2, True, patience, wait_for_workers=False)
+        _report("store", port=store.port)
+        return store
+    port = int(sys.stdin.readline())
+    store = distributed.TCPStore("127.0.0.1", port, 2, False, patience, wait_for_workers=False)
+    _report("store")
+    return store
+
+
+def _pattern(torch: Any, rank: int, device: Any) -> Any:
+    return torch.arange(_LARGE_ELEMENTS, dtype=torch.float32, device=device) % 1021 + rank
+
+
+def _time_all_reduce(torch: Any, distributed: Any, tensor: Any) -> float:
+    began_s = time.monotonic()
+    distributed.all_reduce(tensor)
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+    return time.monotonic() - began_s
+
+
+def main(rank: int, backend: str, timeout_s: float) -> None:
+    torch = importlib.import_module("torch")
+    distributed = importlib.import_module("torch.distributed")
+    _report("torch")
+    patience = timedelta(seconds=timeout_s)
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    store = _open_store(distributed, rank, patience)
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=patience)
+    _report("met")
+    summed = _pattern(torch, rank, device)
+    distributed.all_reduce(summed)
+    expected = 2 * _pattern(torch, 0, device) + 1
+    num_wrong = int((summed != expected).sum())
+    _report("summed", num_wrong=num_wrong)
+    tensor = torch.ones(_LARGE_ELEMENTS, device=device)
+    rounds = [_time_all_reduce(torch, distributed, tensor) for _ in range(_NUM_ROUNDS)]
+    distributed.barrier()
+    seconds = sorted(rounds)[len(rounds) // 2]
+    _report("measured", num_bytes=4 * _LARGE_ELEMENTS, seconds=seconds)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    here = Path(__file__).resolve().parent  # none of the project's folders
+    sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]
+    main(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

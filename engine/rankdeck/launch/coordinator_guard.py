@@ -1,0 +1,350 @@
+"""The guard of the first of several hosts: the others come to it, and it decides what all of them do.
+
+Standard library only, as all of the guard.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from rankdeck.launch.event_relay import EventReceiver, host_slug
+from rankdeck.launch.exit_record import Sentence, phrase
+from rankdeck.launch.guard_spec import GuardSpec
+from rankdeck.launch.host_guard import LEAVE_TIMEOUT_S, HostGuard, lost_host_message, ranks_by_host
+from rankdeck.launch.peers import LEFT, CoordinatorServer, GuardMessage
+from rankdeck.remote.clock import ClockOffset
+
+_RENDEZVOUS_TIMEOUT_S = 300.0
+"""How long the first host waits for the last one."""
+_REMOVED_ADVICE = phrase("To go on without what was there, resume the run on the hosts that have it still.")
+_COMPATIBILITY_KEYS = ("rankdeck", "python", "torch", "nccl", "lock", "config", "attempt")
+"""What has to be the same on all hosts."""
+
+
+class CoordinatorGuard(HostGuard):
+    """It has the whole run's events, and the last word."""
+
+    def __init__(self, spec: GuardSpec) -> None:
+        super().__init__(spec)
+        self._end_messages: dict[str, GuardMessage] = {}
+        self._receiver: EventReceiver | None = None
+        self._rendezvous_deadline_s = time.monotonic() + _RENDEZVOUS_TIMEOUT_S
+
+    def prepare(self) -> None:
+        """It listens before the run has its name."""
+        given = self.hosts_spec
+        server = socket.socket(fileno=given["listener"])
+        os.set_inheritable(server.fileno(), False)
+        self._server = CoordinatorServer(
+            self._selector,
+            server,
+            given["secret"],
+            given["others"],
+            self._on_message,
+            self._on_lost,
+            self.name,
+        )
+        self._clocks = HostClocks(self._run, self._server.send_to)
+        self._open_store()
+        super().prepare()
+
+    def _open_store(self) -> None:
+        """Where the ranks of an attempt meet: nothing of the one before is in it. Raises: OSError."""
+        self._store = socket.create_server((self.hosts_spec["address"], 0), backlog=512)
+        os.set_inheritable(self._store.fileno(), True)
+
+    def poll(self, now_s: float) -> None:
+        self._server.poll(now_s)
+        self._clocks.poll(now_s, self._server.connected_names)
+        if self.has_started or self._status is not None:
+            return
+        if self._server.is_complete:
+            self._start_all()
+        elif now_s > self._rendezvous_deadline_s:
+            self.fail(phrase("Not all hosts came within {seconds} s.", seconds=round(_RENDEZVOUS_TIMEOUT_S)))
+
+    def poll_peers(self) -> None:
+        self.process_events(self.poll_interval_s)
+        self._server.poll(time.monotonic())
+
+    def _start_all(self) -> None:
+        own = self._own_host()
+        for host in self._other_hosts():
+            if not _is_valid_host(host):
+                self._refuse_host(
+                    host, phrase("What {host} says of itself makes no sense.", host=host["name"])
+                )
+                return
+            if (
+                odd := next((key for key in _COMPATIBILITY_KEYS if host.get(key) != own[key]), None)
+            ) is not None:
+                self._refuse_host(host, _mismatch_message(odd, host, own))
+                return
+        self._broadcast_layout()
+        self.start_supervisor()
+
+    def start_supervisor(self, *more: str) -> None:
+        assert self.layout is not None
+        ranks = ranks_by_host(self.layout)
+        self._receiver = EventReceiver(self._run, ranks)
+        self._clocks.start_attempt(self._attempt, ranks)
+        super().start_supervisor("--store", str(self._store.fileno()), *more)
+        self._store.close()
+
+    def _own_host(self) -> GuardMessage:
+        return {"name": self.name, "address": self.hosts_spec["address"], **self.hosts_spec["own"]}
+
+    def _other_hosts(self) -> list[GuardMessage]:
+        """Those that are there, in the configuration's order, or else as they came."""
+        order, there = self.hosts_spec["order"], self._server.connected_names
+        hosts = [host for name, host in self._server.hosts.items() if name in there]
+        hosts.sort(key=lambda host: order.index(host["name"]) if host["name"] in order else len(order))
+        return [
+            {key: value for key, value in host.items() if key not in ("word", "secret")} for host in hosts
+        ]
+
+    def _broadcast_layout(self, failed: str = "") -> None:
+        """Who has which ranks, for everybody."""
+        store = [self.hosts_spec["address"], self._store.getsockname()[1]]
+        self.layout = {"hosts": [self._own_host(), *self._other_hosts()], "store": store, "index": 0}
+        self._server.broadcast({**self.layout, "failed": failed, "word": "begin"})
+
+    def _refuse_host(self, host: GuardMessage, because: Sentence) -> None:
+        """Nobody begins, because of one of them."""
+        self.fail(because)
+        self._end_all(host["name"])
+
+    def _on_message(self, name: str, word: GuardMessage) -> None:
+        if word.get("word") == "events" and self._receiver is not None:
+            self._receiver.receive(name, word)
+        elif word.get("word") == CLOCK_MESSAGE:
+            self._clocks.on_answer(name, word)
+        elif word.get("word") == "stop":
+            self.stop(now=bool(word.get("now")))
+        elif word.get("word") == "ended":
+            self._end_messages[name] = word
+            if word.get("status") != 0:
+                self.is_victim |= self._status is None and "victim" not in word
+                self._end_all(name, "" if "victim" in word else _reason_of(word))
+
+    def _on_lost(self, name: str, how: str) -> None:
+        if self.layout is None or (how == LEFT and name in self._end_messages):
+            return
+        address = str(self._server.hosts.get(name, {}).get("address", ""))
+        self.lost_host_reason = self.lost_host_reason or lost_host_message(name, address, how, self.name)
+        self._end_all(name)
+        self.kill_local_ranks()
+
+    def _end_all(self, because: str, why: str = "") -> None:
+        """Every part has to end, this one too."""
+        self._server.broadcast({"word": "end", "because": because, "why": why})
+        self.end_local_ranks()
+
+    def _end_others(self) -> None:
+        """Every part but this one, which is over; they hear what is known of the cause."""
+        parts = self._all_end_messages()
+        part = self._first_failed([part for part in parts if part.get("status") != 0] or parts)
+        why = "" if "victim" in part else _reason_of(part)
+        self._server.broadcast({"word": "end", "because": part["name"], "why": why})
+
+    def stop(self, *, now: bool) -> None:
+        self._server.broadcast({"word": "stop", "now": now})
+        super().stop(now=now)
+
+    def start_next_attempt(self) -> bool:
+        if self._status != 0 and self.lost_host_reason is None:
+            self._end_others()
+        until_s = time.monotonic() + LEAVE_TIMEOUT_S
+        while self._server.connected_names - set(self._end_messages) and time.monotonic() < until_s:
+            self.poll_peers()
+        because = self._restart_reason()
+        if because is None or self._is_stop_requested:
+            self._server.broadcast({"word": "over"})
+            return False
+        failed = next((part["again"] for part in self._all_end_messages() if part.get("again")), "")
+        self._exit_record.report_problem("restarted", self._restart_message(because), severity="warning")
+        self._end_messages.clear()
+        try:
+            self._open_store()
+        except OSError:
+            return False
+        self._broadcast_layout(failed)
+        return self.restart_local_ranks(failed)
+
+    def _blamed_host(self) -> str:
+        """The host that this part's end is due to: this one, or another that all waited for."""
+        return str(self.end_message().get("host", self.name))
+
+    def _all_end_messages(self) -> list[GuardMessage]:
+        """How each has ended, this one first."""
+        own = {**self.end_message(), "name": self._blamed_host()}
+        return [own, *({**part, "name": name} for name, part in self._end_messages.items())]
+
+    def _restart_reason(self) -> Sentence | None:
+        """What another attempt may get over; None where all went well, or would go wrong again."""
+        failed = [part for part in self._all_end_messages() if part.get("status") != 0]
+        if self.num_restarts >= self._max_restarts or any(
+            not isinstance(part.get("again"), str) for part in failed
+        ):
+            return None
+        if 1 + self._server.num_connected < self.hosts_spec["least"]:
+            return None
+        if self.lost_host_reason is not None or not failed:
+            return self.lost_host_reason
+        return self._failure_message(failed)
+
+    def _failure_message(self, failed: list[GuardMessage]) -> Sentence:
+        part = self._first_failed(failed)
+        return phrase("{host}: {reason}", host=part["name"], reason=_reason_of(part))
+
+    def _first_failed(self, failed: list[GuardMessage]) -> GuardMessage:
+        """Of the parts that have failed, the first that is no victim of another."""
+        removed = (part for part in failed if part.get("code"))
+        return next(removed, None) or next((part for part in failed if "victim" not in part), failed[0])
+
+    def _restart_message(self, because: Sentence) -> Sentence:
+        number = 1 + self._server.num_connected
+        return phrase(
+            "{cause} The run goes on with {hosts} from its newest checkpoint, or from the beginning "
+            "where it has none (restart {n} of {most}).",
+            cause=because,
+            hosts=phrase("1 host") if number == 1 else phrase("{n} hosts", n=number),
+            n=self.num_restarts + 1,
+            most=self._max_restarts,
+        )
+
+    def end(self) -> None:
+        """The last word of all."""
+        self._wait_for_others(1 if self._status is None else self._status)
+        super().end()
+
+    def end_after_removal(self) -> None:
+        self._wait_for_others(1)
+
+    def _wait_for_others(self, status: int) -> None:
+        """Nobody is left behind: what the others came to is the run's end too."""
+        if status != 0 and self.lost_host_reason is None:
+            self._end_others()
+        until_s = time.monotonic() + LEAVE_TIMEOUT_S
+        while self._server.num_connected and time.monotonic() < until_s:
+            self.poll_peers()
+        self._server.close()
+        own = self.end_message()
+        failed = [part for part in self._all_end_messages() if part.get("status") != 0]
+        is_victim = "victim" in own and any("victim" not in part for part in failed)
+        is_other = status == 0 or is_victim or "host" in own
+        if failed and is_other and self.lost_host_reason is None:
+            self._status, self.end_reason = 1, self._failure_message(failed)
+            if any(part.get("code") == "run-folder" for part in failed):  # it could not tell that itself
+                self._exit_record.report_problem("run-folder", self.end_reason, _REMOVED_ADVICE)
+
+
+def _reason_of(part: GuardMessage) -> str:
+    return str(part.get("reason") or "")[:2000]
+
+
+def _is_valid_host(host: GuardMessage) -> bool:
+    ranks, devices = host.get("ranks"), host.get("devices")
+    return isinstance(ranks, int) and ranks > 0 and isinstance(devices, list) and len(devices) == ranks
+
+
+def _mismatch_message(key: str, host: GuardMessage, own: GuardMessage) -> Sentence:
+    if key == "config":
+        return phrase("{host} was started with another configuration.", host=host["name"])
+    if key == "lock":
+        return phrase(
+            "The lock files of {host} and of this host differ: have the same one beside both configurations, "
+            "and install what it says.",
+            host=host["name"],
+        )
+    return phrase(
+        "{host} has {library} {there}, and this is {here}.",
+        host=host["name"],
+        library="NCCL" if key == "nccl" else key,
+        there=str(host.get(key))[:40] or "?",
+        here=str(own[key]) or "?",
+    )
+
+
+# The head's guard asks the others what time it is, and keeps beside the run how far their clocks are ahead:
+# what they write stays as it is, and readers of runs put its times right (run_dir/event_reader.py).
+#
+# Standard library only, as all of the guard.
+
+CLOCK_MESSAGE = "clock"
+"""The word of a question, and of its answer."""
+CLOCK_INTERVAL_S = 5.0
+_CLOCK_TOLERANCE_S = 0.001
+"""A clock that has gone by less is told as it was."""
+
+
+class HostClocks:
+    """Of one run. `ask(name, word)` sends a question."""
+
+    def __init__(self, run: str, ask: Callable[[str, GuardMessage], None]) -> None:
+        self._file, self._ask = Path(run, "clocks.jsonl"), ask
+        self._clocks: dict[str, ClockOffset] = {}
+        self._request_times: dict[str, float] = {}
+        self._next_s = 0.0
+        self._attempt = 0
+        self._ranks: Mapping[str, range] = {}
+        self._written_offsets: dict[str, float] = {}
+
+    def start_attempt(self, attempt: int, ranks: Mapping[str, range]) -> None:
+        """An attempt, and who has which of its ranks: what is known of the clocks counts from its start."""
+        self._attempt, self._ranks = attempt, ranks
+        self._written_offsets.clear()
+        for name in ranks:
+            self._write_offset(name, 0.0)
+
+    def poll(self, now_s: float, names: Collection[str]) -> None:
+        """Again and again: ask those that are there, when it is time or one is new."""
+        new = [name for name in names if name not in self._clocks]
+        is_time = now_s >= self._next_s
+        if is_time:
+            self._next_s = now_s + CLOCK_INTERVAL_S
+        for name in names if is_time else new:
+            self._clocks.setdefault(name, ClockOffset())
+            self._request_times[name] = time.monotonic()
+            self._ask(name, {"word": CLOCK_MESSAGE, "asked": self._request_times[name]})
+
+    def on_answer(self, name: str, word: GuardMessage) -> None:
+        """An answer; one to another question than the last is none."""
+        asked_s = self._request_times.pop(name, math.nan)
+        there = word.get("now")
+        if word.get("asked") != asked_s or not isinstance(there, float) or not 0 <= there < 1e11:
+            return
+        self._clocks[name].add_answer(asked_s, there)
+        self._write_offset(name, there)
+
+    def _write_offset(self, name: str, since: float) -> None:
+        """Where it is not what is told already; `since` by that clock."""
+        clock = self._clocks.get(name)
+        if clock is None or clock.offset_s is None or name not in self._ranks:
+            return
+        if (
+            name in self._written_offsets
+            and abs(clock.offset_s - self._written_offsets[name]) <= _CLOCK_TOLERANCE_S + clock.max_error_s
+        ):
+            return
+        ranks = self._ranks[name]
+        line = {
+            "attempt": self._attempt,
+            "host": host_slug(name),
+            "ranks": [ranks.start, ranks.stop],
+            "since": since if name in self._written_offsets else 0.0,
+            "ahead_s": round(clock.offset_s, 6),
+            "within_s": round(clock.max_error_s, 6),
+        }
+        self._written_offsets[name] = clock.offset_s
+        try:
+            with open(self._file, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError:
+            pass  # a full disk

@@ -1,0 +1,361 @@
+"""From what a person wrote ("auto", "gpu:0,2", "cpu:4") to the devices of this run.
+
+People pick GPUs by nvidia-smi's index; a run keeps UUIDs. A GPU that another run holds a lease on is refused;
+one that a foreign compute process uses is taken with a warning, and `auto` takes neither.
+
+CUDA_VISIBLE_DEVICES of whoever starts a run (a person, a scheduler) limits what `auto` and `gpu:all` mean. A
+GPU that is named is taken whatever the variable says, because people name them by what nvidia-smi shows. Its
+numbers count in CUDA's order, which is nvidia-smi's only with CUDA_DEVICE_ORDER=PCI_BUS_ID or where all GPUs
+are of one model. As CUDA does, everything after the first entry that names no GPU is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from rankdeck.base.errors import DeviceError, MachineError, Problem, did_you_mean, format_choices
+from rankdeck.base.files import lease_holder, lease_path
+from rankdeck.base.phrases import phrase, plural_phrase, tr_noop
+from rankdeck.base.units import format_bytes
+from rankdeck.config import RunConfig
+from rankdeck.config.script import ScriptConfig
+from rankdeck.events import DeviceInfo, ProcessUse
+from rankdeck.telemetry.gpu_status import GpuRefusal, GpuStatus
+from rankdeck.telemetry.listing import list_gpus
+
+VISIBLE_DEVICES_ENV = "CUDA_VISIBLE_DEVICES"
+_USED_GPU_ADVICE = tr_noop("Expect less memory and less speed, or choose another GPU.")
+_USED_GPU_TEXTS = {
+    (True, True): tr_noop("{gpu} is also used by {process} (pid {pid}), which holds {size} of its memory."),
+    (True, False): tr_noop(
+        "{gpu} is also used by {process} (pid {pid}), which holds an unknown amount of its memory."
+    ),
+    (False, True): tr_noop(
+        "{gpu} is also used by a process of another namespace (pid {pid}), which holds {size} of its memory."
+    ),
+    (False, False): tr_noop(
+        "{gpu} is also used by a process of another namespace (pid {pid}), which holds an unknown amount of "
+        "its memory."
+    ),
+}
+"""By whether its name and what it holds are known."""
+_SINGLE_TEXTS = (
+    tr_noop("Strategy single uses {device} only; 1 more device is left out."),
+    tr_noop("Strategy single uses {device} only; {rest} more devices are left out."),
+)
+_STAGES_TEXTS = (
+    tr_noop("strategy.cuts makes {count} stages for as many devices; 1 more device is left out."),
+    tr_noop("strategy.cuts makes {count} stages for as many devices; {rest} more devices are left out."),
+)
+
+
+@dataclass
+class ChosenDevices:
+    """The devices of a run in order, the leases to hold, and warnings."""
+
+    devices: list[DeviceInfo]
+    leases: list[Path] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+
+
+def choose_devices(config: RunConfig) -> ChosenDevices:
+    """The devices that the configuration names, as they are on this machine now, and has work for.
+
+    Raises: as `resolve_devices`.
+    """
+    return drop_idle_devices(config, resolve_devices(config))
+
+
+def resolve_devices(config: RunConfig) -> ChosenDevices:
+    """All the devices that the configuration names, as they are on this machine now.
+
+    Raises:
+        DeviceError: there is no such device, or another run holds it.
+        MachineError: GPUs are named and there is no driver.
+    """
+    selection = config.selection
+    if selection.kind == "cpu":
+        return _virtual_devices(config, selection.count or 1)
+    if selection.kind == "gpu":
+        return _gpu_devices(selected_gpus(list_gpus(), selection.gpus))
+    free = free_gpus()
+    return _gpu_devices(free) if free else _virtual_devices(config, 2)
+
+
+def choose_script_devices(config: ScriptConfig) -> ChosenDevices:
+    """The devices of a person's own script: what was named is leased; where nothing was, those that the
+    environment leaves it are only watched, and whoever else uses them is told.
+
+    Raises:
+        DeviceError: there is no such device, or another run holds it.
+        MachineError: GPUs are named and there is no driver.
+    """
+    selection = config.selection
+    if selection is None:
+        return _visible_script_devices(config.script.ranks, {**os.environ, **config.script.environment})
+    if selection.kind == "gpu":
+        return _gpu_devices(selected_gpus(list_gpus(), selection.gpus))
+    if selection.kind == "auto" and (free := free_gpus()):
+        return _gpu_devices(free)
+    return _cpu_devices(config.script.ranks)
+
+
+def _visible_script_devices(num_ranks: int, environment: Mapping[str, str]) -> ChosenDevices:
+    warnings: list[Problem] = []
+    try:
+        visible = visible_gpus(list_gpus(), environment)
+        # One that CUDA cannot be told of may be used all the same: by its number.
+        gpus = [gpu for gpu in visible if not (gpu.simulated or gpu.is_lost or gpu.mig or gpu.parent)]
+    except MachineError:
+        gpus = []
+    except DeviceError as error:
+        # What CUDA shows the script is nothing to refuse; which GPUs those are is not known.
+        warnings, gpus = [msgspec.structs.replace(error.problem, severity="warning")], []
+    if not gpus:
+        choice = _cpu_devices(num_ranks)
+        choice.warnings.extend(warnings)
+        return choice
+    choice = ChosenDevices([])
+    for place, gpu in enumerate(gpus):
+        holder = lease_holder(gpu.uuid)
+        if holder:
+            busy = busy_error(holder, gpu).problem
+            choice.warnings.append(msgspec.structs.replace(busy, severity="warning"))
+        _add_gpu(choice, place, gpu)
+    choice.leases.clear()
+    return choice
+
+
+def _cpu_devices(num_ranks: int) -> ChosenDevices:
+    return ChosenDevices([DeviceInfo(index, f"CPU {index}", "virtual") for index in range(num_ranks)])
+
+
+def busy_error(holder: str, gpu: GpuStatus | None = None) -> DeviceError:
+    """That a run holds a GPU, which is one of the chosen ones where nobody knows more."""
+    run = Path(holder).name
+    if gpu is None:
+        message = phrase("One of the chosen GPUs is used by the run {run}.", run=run)
+    else:
+        message = phrase("{gpu} is used by the run {run}.", gpu=_gpu_name(gpu), run=run)
+    advice = phrase("Stop it with: rankdeck stop {run}, or choose other devices.", run=run)
+    return DeviceError(message, code="device-busy", advice=advice)
+
+
+def _gpu_name(gpu: GpuStatus) -> str:
+    return f"GPU {gpu.index} ({gpu.name})"
+
+
+def _virtual_devices(config: RunConfig, count: int) -> ChosenDevices:
+    capacity = config.capacity_bytes
+    return ChosenDevices(
+        [DeviceInfo(index, f"Virtual {index}", "virtual", None, capacity) for index in range(count)]
+    )
+
+
+def _gpu_devices(gpus: Sequence[GpuStatus]) -> ChosenDevices:
+    choice = ChosenDevices([])
+    for place, gpu in enumerate(gpus):
+        holder = lease_holder(gpu.uuid)
+        if holder:
+            raise busy_error(holder, gpu)
+        _add_gpu(choice, place, gpu)
+    return choice
+
+
+def _add_gpu(choice: ChosenDevices, place: int, gpu: GpuStatus) -> None:
+    choice.warnings.extend(_used_warning(gpu, process) for process in gpu.compute_processes)
+    if gpu.unaccounted_bytes is not None:
+        choice.warnings.append(_hidden_warning(gpu, gpu.unaccounted_bytes))
+    choice.devices.append(DeviceInfo(place, gpu.name, "gpu", gpu.uuid, gpu.total_bytes, gpu.driver_bytes))
+    choice.leases.append(lease_path(gpu.uuid))
+
+
+def free_gpus() -> list[GpuStatus]:
+    """What `auto` takes: GPUs that nobody uses. Empty without a driver."""
+    try:
+        gpus = list_gpus()
+    except MachineError:
+        return []
+    there = visible_gpus(gpus, os.environ)
+    return [gpu for gpu in there if gpu.is_available and not lease_holder(gpu.uuid)]
+
+
+def selected_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
+    """The GPUs of these indices or UUIDs, all that a run may take where nothing is named.
+
+    Raises: DeviceError: there is none, no such one, or one that no run can use.
+    """
+    return _find_gpus(gpus, names) if names else _whole_gpus(gpus)
+
+
+def _find_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
+    """The GPUs of these indices or UUIDs."""
+    _check_any(gpus)
+    by_name = {str(gpu.index): gpu for gpu in gpus if gpu.parent is None} | {gpu.uuid: gpu for gpu in gpus}
+    named = []
+    for name in names:
+        if name not in by_name:
+            there = format_choices(f"{gpu.index} ({gpu.name}, {gpu.uuid})" for gpu in gpus)
+            raise DeviceError(
+                phrase("There is no GPU {name}.", name=name),
+                code="unknown-device",
+                advice=did_you_mean(name, [gpu.uuid for gpu in gpus])
+                or phrase("This machine has {gpus}.", gpus=there),
+            )
+        named.append(by_name[name])
+    if len({gpu.uuid for gpu in named}) < len(named):
+        raise DeviceError(phrase("A GPU is named twice."), advice=phrase("Name each GPU once."))
+    for gpu in named:
+        _check_usable(gpu, gpus)
+    if len(named) > 1 and any(gpu.parent is not None for gpu in named):
+        raise DeviceError(
+            phrase("A run can use one MIG instance only: CUDA shows a process no second one."),
+            advice=phrase("Name one instance, or whole GPUs."),
+        )
+    return named
+
+
+def _whole_gpus(gpus: list[GpuStatus]) -> list[GpuStatus]:
+    """Every whole GPU that is there, of those that CUDA_VISIBLE_DEVICES leaves."""
+    _check_any(gpus)
+    visible = visible_gpus(gpus, os.environ)
+    if not visible:
+        raise DeviceError(
+            plural_phrase(
+                tr_noop("{variable}={value} leaves no GPU: there is one."),
+                tr_noop("{variable}={value} leaves none of the {n} GPUs."),
+                len(gpus),
+                variable=VISIBLE_DEVICES_ENV,
+                value=os.environ.get(VISIBLE_DEVICES_ENV),
+            ),
+            advice=phrase("Unset it, or name GPUs: --devices gpu:0."),
+        )
+    usable = [gpu for gpu in visible if gpu.is_in_gpu_all]
+    if not usable:
+        _check_usable(visible[0], gpus)
+    return usable
+
+
+def _check_any(gpus: Sequence[GpuStatus]) -> None:
+    if not gpus:
+        raise DeviceError(phrase("This machine has no GPU."), advice=phrase("Rehearse on CPU: cpu:2."))
+
+
+def _check_usable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
+    """Raises: DeviceError for a GPU that no rank could use."""
+    refusal = gpu.refusal
+    if refusal is GpuRefusal.SIMULATED:
+        message = phrase("These GPUs are simulated (RANKDECK_NVML): nothing can run on them.")
+        advice = phrase("Rehearse on virtual devices: --devices cpu:2, or unset RANKDECK_NVML.")
+    elif refusal is GpuRefusal.LOST:
+        message = phrase("{gpu} is lost: the driver does not reach it any more.", gpu=_gpu_name(gpu))
+        advice = phrase("Choose another one. It may need a reset, or the machine a restart.")
+    elif refusal is GpuRefusal.DUPLICATE_UUID:
+        message = phrase(
+            "{gpu} has no UUID of its own: the driver tells that of another GPU, or none, and nothing can "
+            "tell the two apart.",
+            gpu=_gpu_name(gpu),
+        )
+        advice = phrase("Choose another one. See what the driver says of them: nvidia-smi -L")
+    elif refusal is GpuRefusal.MIG_ENABLED:
+        message = phrase(
+            "{gpu} is split into MIG instances and cannot be used as a whole.", gpu=_gpu_name(gpu)
+        )
+        parts = [part.uuid for part in gpus if part.parent == gpu.uuid]
+        if parts:
+            advice = phrase("Choose one of its instances: gpu:{instances}.", instances=format_choices(parts))
+        else:
+            advice = phrase("It has no instance yet.")
+    else:
+        return
+    raise DeviceError(message, code="device-unusable", advice=advice)
+
+
+def _used_warning(gpu: GpuStatus, process: ProcessUse) -> Problem:
+    size = None if process.used_bytes is None else format_bytes(process.used_bytes)
+    message = phrase(
+        _USED_GPU_TEXTS[bool(process.name), size is not None],
+        gpu=_gpu_name(gpu),
+        process=process.name,
+        pid=process.pid,
+        size=size,
+    )
+    return Problem("device-used", message, advice=phrase(_USED_GPU_ADVICE), severity="warning")
+
+
+def _hidden_warning(gpu: GpuStatus, hidden_bytes: int) -> Problem:
+    return Problem(
+        "device-used",
+        phrase(
+            "{size} of {gpu} are in use by processes that the driver does not name, most likely of another "
+            "container.",
+            size=format_bytes(hidden_bytes),
+            gpu=_gpu_name(gpu),
+        ),
+        advice=phrase(_USED_GPU_ADVICE),
+        severity="warning",
+    )
+
+
+def drop_idle_devices(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices:
+    """The devices that there is work for: one under `single`, and one per stage where one process holds the
+    stages that given cuts make. A warning says how many that were named are left out."""
+    cuts = config.strategy.options.get("cuts")
+    if config.strategy_spec.one_device:
+        count, message, code, place = 1, _SINGLE_TEXTS, "one-device", "strategy.use"
+        advice = phrase("Choose ddp or dp to use them all.")
+    elif config.strategy_spec.one_process and cuts:
+        count, message, code, place = len(cuts) + 1, _STAGES_TEXTS, "fewer-stages", "strategy.cuts"
+        advice = phrase("Give one cut more for each of them, or leave strategy.cuts out.")
+    else:
+        return chosen
+    rest = len(chosen.devices) - count
+    if rest <= 0:
+        return chosen
+    said = plural_phrase(*message, rest, device=chosen.devices[0].name, count=count, rest=rest)
+    warning = Problem(code, said, path=place, advice=advice, severity="warning")
+    warnings = [] if config.selection.kind == "auto" else [warning]
+    return ChosenDevices(chosen.devices[:count], chosen.leases[:count], [*chosen.warnings, *warnings])
+
+
+def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> list[GpuStatus]:
+    """The GPUs that the variable leaves, in its order; all where it is not set.
+
+    Raises:
+        DeviceError: it counts in an order that only CUDA knows.
+    """
+    text = environment.get(VISIBLE_DEVICES_ENV)
+    if text is None:
+        return list(gpus)
+    visible: list[GpuStatus] = []
+    for entry in (entry.strip() for entry in text.split(",")):
+        if entry.isdecimal():
+            _check_order(text, gpus, environment)
+            matching = [gpu for gpu in gpus if gpu.parent is None and gpu.index == int(entry)]
+        else:
+            matching = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+        if len(matching) != 1:
+            break
+        visible.append(matching[0])
+    return visible
+
+
+def _check_order(text: str, gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> None:
+    models = {gpu.name for gpu in gpus if gpu.parent is None}
+    if len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        raise DeviceError(
+            phrase(
+                "{variable}={value} counts in CUDA's own order, and the GPUs here are of several models.",
+                variable=VISIBLE_DEVICES_ENV,
+                value=text,
+            ),
+            code="visible-devices",
+            advice=phrase(
+                "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs as nvidia-smi counts: --devices gpu:0,1."
+            ),
+        )

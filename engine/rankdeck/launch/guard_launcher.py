@@ -1,0 +1,205 @@
+"""A run's directory under a hidden name -> a living guard that holds it under its final one.
+
+The guard gets everything through its standard input, which nobody else can read, and answers once through a
+pipe. What a run that this command is part of has put into its environment is taken out again. Read guard.py
+next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import rankdeck
+from rankdeck import run_dir
+from rankdeck.base.errors import MachineError, RankdeckError
+from rankdeck.base.phrases import phrase
+from rankdeck.config import RunConfig
+from rankdeck.config.consent import record_start_consent
+from rankdeck.config.multi_host import HOST_NAME_ENV, JOIN_ENV
+from rankdeck.config.script import ScriptConfig
+from rankdeck.launch import device_selection, guard
+from rankdeck.launch.guard_spec import GuardSpec, HostsSpec
+from rankdeck.launch.streams import AttachedStreams
+from rankdeck.launch.torchrun import without_observer
+from rankdeck.run_dir import RunDir
+
+_ENGINE_FOLDER = str(Path(rankdeck.__file__).parents[1])
+# Of the engine's folder, or of site-packages, the guard imports its own few files and nothing else.
+_GUARD_CODE = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "import json; from rankdeck.launch.guard_start import main; main(json.load(sys.stdin))"
+)
+_READY_TIMEOUT_S = 30.0
+SCRIPT_STOP_TIMEOUT_S = 32.0
+"""From TERM to KILL of a script's supervisor: 30 s that it gives its ranks, and time for its last word."""
+_RUN_VARIABLES = {  # what a run that this command happens to be part of has put into its environment
+    "RANKDECK_RUN",
+    guard.GUARD_ENV,
+    "RANKDECK_ATTEMPT",
+    "RANKDECK_SUPERVISOR_PID",
+    "RANKDECK_HEARTBEAT",
+    "RANKDECK_STACKS",
+    # A run is on real devices: whoever looks at simulated ones does not hand them to ranks.
+    "RANKDECK_NVML",
+    HOST_NAME_ENV,
+    JOIN_ENV,
+}
+
+
+class NotResumableError(RankdeckError):
+    """There is nothing to go on from, or nothing to do."""
+
+    code = "not-resumable"
+    exit_code = 2
+
+
+def start_guard(
+    hidden: RunDir,
+    leases: Sequence[Path],
+    *,
+    detach: bool,
+    attempt: int = 0,
+    worker: str | None = None,
+    attached: AttachedStreams | None = None,
+    lock_fds: Sequence[int] = (),
+    hosts: HostsSpec | None = None,
+) -> RunDir:
+    """A run under guard, with its final name and its lock held. `worker` is what a configuration's ranks run;
+    `attached` are the streams that a script shares with this command. `lock_fds`, `hosts`: see GuardSpec.
+
+    Raises:
+        DeviceError: a lease is held meanwhile.
+        NotResumableError: the run is alive meanwhile.
+        MachineError: no process could be started.
+    """
+    run = RunDir(run_dir.final_path(hidden))
+    config = hidden.script() or hidden.config()
+    record_start_consent(config)
+    for lease in leases:
+        lease.parent.mkdir(parents=True, exist_ok=True)
+    attached = None if attached is None else attached.duplicate()
+    answer_end, ready_end = os.pipe()
+    tether_end, kept_end = (None, None) if detach else os.pipe()
+    streams = [] if attached is None else attached.fds()
+    max_restarts, stop_s = _restart_and_stop_limits(config)
+    spec: GuardSpec = {
+        "hidden": str(hidden.path),
+        "final": str(run.path),
+        "command": _supervisor_command(run, attempt, worker, attached),
+        "leases": [str(path) for path in leases],
+        "ready_fd": ready_end,
+        "tether_fd": tether_end,
+        "attempt": attempt,
+        "max_restarts": max_restarts,
+        "signals": isinstance(config, ScriptConfig),
+        "stop_s": stop_s,
+        "passed": streams,
+        "held": list(lock_fds),
+        "hosts": hosts,
+    }
+    own_ends = [ready_end] if tether_end is None else [ready_end, tether_end]
+    try:
+        first = _popen(run, spec)
+    finally:
+        for handle in [*own_ends, *streams]:
+            os.close(handle)
+    try:
+        _read_answer(answer_end, run, hidden.path)
+    except BaseException:
+        if kept_end is not None:
+            os.close(kept_end)
+        raise
+    finally:
+        os.close(answer_end)
+        first.wait()
+    return run
+
+
+def _restart_and_stop_limits(config: RunConfig | ScriptConfig) -> tuple[int, float]:
+    """How often the guard begins again, and what the supervisor has from TERM to KILL."""
+    if isinstance(config, ScriptConfig):
+        return config.script.max_restarts, SCRIPT_STOP_TIMEOUT_S
+    return config.launch.max_restarts, guard.STOP_TIMEOUT_S
+
+
+def _supervisor_command(
+    run: RunDir, attempt: int, worker: str | None, attached: AttachedStreams | None
+) -> list[str]:
+    """How the guard starts the supervisor, with places for its descriptors."""
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "rankdeck.launch.supervisor",
+        str(run.path),
+        "--report-fd",
+        "{report_fd}",
+    ]
+    command += ["--attempt", str(attempt)]
+    if worker is not None:
+        command += ["--worker", worker]
+    return command if attached is None else [*command, "--attached", attached.to_argument()]
+
+
+def _popen(run: RunDir, spec: GuardSpec) -> subprocess.Popen[bytes]:
+    listener = None if spec["hosts"] is None else spec["hosts"].get("listener")
+    ends = [spec["ready_fd"], spec["tether_fd"], listener, *spec["passed"], *spec["held"]]
+    callers = without_observer(os.environ)
+    environment = {name: value for name, value in callers.items() if name not in _RUN_VARIABLES}
+    try:
+        first = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD_CODE, _ENGINE_FOLDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[end for end in ends if end is not None],
+            # Not yet RANKDECK_RUN: until it holds the lock, it would look like a leftover of its run.
+            env={**environment, guard.GUARD_ENV: str(run.path)},
+        )
+        assert first.stdin is not None
+        with first.stdin as end:
+            end.write(json.dumps(spec).encode())
+        return first
+    except OSError as error:
+        message = phrase("No process could be started: {why}.", why=error.strerror)
+        raise MachineError(message) from None
+
+
+def alive_error(run: RunDir) -> NotResumableError:
+    return NotResumableError(
+        phrase("{run} is running.", run=run.name),
+        code="running",
+        advice=phrase("Stop it first with: rankdeck stop {run}", run=run.name),
+    )
+
+
+def _read_answer(answer_end: int, run: RunDir, folder: Path) -> None:
+    """Raises: DeviceError when a lease is held meanwhile, NotResumableError when the run is alive meanwhile,
+    MachineError when there is no guard."""
+    ready, _, _ = select.select([answer_end], [], [], _READY_TIMEOUT_S)
+    data = os.read(answer_end, 65536) if ready else b""
+    answer = json.loads(data) if data else {}
+    if "ready" in answer:
+        return
+    if "alive" in answer:
+        raise alive_error(run)
+    if "refused" in answer:
+        raise device_selection.busy_error(answer["refused"].strip() or "another run")
+    if not (folder.exists() or run.path.exists()):
+        raise MachineError(
+            phrase("The run could not be started: its folder was removed: {folder}.", folder=run.path),
+            code="removed",
+            advice=phrase("Start it again, and leave the folder of runs until it is over."),
+        )
+    message = phrase("The run could not be started: its guard gave no answer.")
+    if "failed" in answer:
+        message = phrase("The run could not be started: {why}.", why=answer["failed"])
+    raise MachineError(
+        message, advice=phrase("Check the space on the disk and the permissions of the folder of runs.")
+    )

@@ -1,0 +1,86 @@
+"""Events that could not be written: whose, since which step, and why. A rank whose file takes nothing more
+says so in its last beat (base/heartbeat.py), one whose file took some again in an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from rankdeck import events
+from rankdeck.base.errors import Problem
+from rankdeck.base.heartbeat import Beat, parse_lost_lines
+from rankdeck.base.phrases import Phrase, join_phrases, phrase, plural_phrase, tr_noop
+from rankdeck.diagnose.exceptions import advice_for, match_disk_error
+from rankdeck.run_dir import RunDir, events_from_end
+
+NUM_TAIL = 2_000
+"""Events at the end of a rank's file that are looked through."""
+_MAX_NAMED = 4
+
+
+@dataclass(frozen=True)
+class LostEvents:
+    """What one rank could not write, after the last step that its file has (None: before any)."""
+
+    rank: int
+    lines: int
+    reason: str
+    after_step: int | None
+
+    def location_text(self) -> Phrase:
+        if self.after_step is None:
+            return phrase("rank {rank} before its first step", rank=self.rank)
+        return phrase("rank {rank} after step {step}", rank=self.rank, step=self.after_step)
+
+
+def find_lost_events(run: RunDir, attempt: int, beats: Mapping[int, Beat]) -> list[LostEvents]:
+    """By rank, as far as the ranks' last events and last beats tell."""
+    lost: dict[int, LostEvents] = {}
+    for path in run.events_folder.glob(f"rank-*.{attempt}.jsonl"):
+        rank = int(path.name.removeprefix("rank-").partition(".")[0])
+        tail = list(islice(events_from_end(path), NUM_TAIL))
+        told = [(at, event) for at, event in enumerate(tail) if isinstance(event, events.Dropped)]
+        beat = parse_lost_lines(beats[rank].phase) if rank in beats else None
+        num_lines = sum(event.lines for _, event in told) + (beat[0] if beat else 0)
+        if num_lines:
+            reason = beat[1] if beat else told[0][1].reason
+            first_at = told[-1][0] if told else 0
+            lost[rank] = LostEvents(rank, num_lines, reason, _last_step(tail[first_at:]))
+    return [lost[rank] for rank in sorted(lost)]
+
+
+def _last_step(tail: Sequence[events.AnyEvent]) -> int | None:
+    """Of events from the end."""
+    steps = (event for event in tail if isinstance(event, events.Steps) and event.ended)
+    return next((event.first + len(event.ended) - 1 for event in steps), None)
+
+
+def disk_problem(disk: str, num_lines: int, lost: Sequence[LostEvents] = ()) -> Problem:
+    """`disk`: why it takes nothing, or did not for a while. `num_lines` counts those of `lost` as well."""
+    message = phrase("{disk}: some of the run's events could not be written.", disk=disk)
+    if num_lines:
+        message = plural_phrase(
+            tr_noop("{disk}: 1 line of the run's events could not be written."),
+            tr_noop("{disk}: {n} lines of the run's events could not be written."),
+            num_lines,
+            disk=disk,
+        )
+    if lost:
+        ranks = [one.location_text() for one in lost[:_MAX_NAMED]]
+        if len(lost) > _MAX_NAMED:
+            more = len(lost) - _MAX_NAMED
+            ranks.append(plural_phrase(tr_noop("1 more rank"), tr_noop("{n} more ranks"), more))
+        message = plural_phrase(
+            tr_noop("{disk}: 1 line of the run's events could not be written ({ranks})."),
+            tr_noop("{disk}: {n} lines of the run's events could not be written ({ranks})."),
+            num_lines,
+            disk=disk,
+            ranks=join_phrases(ranks),
+        )
+    advice = phrase("Curves of this run have gaps.")
+    named = match_disk_error(disk)
+    if (next_step := advice_for(named)) is not None:
+        advice = phrase("{next_step} Curves of this run have gaps.", next_step=next_step)
+    return Problem(named.code, message, advice=advice, severity="warning")

@@ -1,0 +1,202 @@
+"""What a run of several hosts is started with on each of them: as the head, where the others come to, or as
+one of these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+import rankdeck
+from rankdeck.base import files, packages
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase, plural_phrase, tr_noop
+from rankdeck.checkpoint_files import data_checksum
+from rankdeck.config import DevicesConfig, RunConfig
+from rankdeck.config.multi_host import HOST_NAME_ENV, portable_tables
+from rankdeck.events import DeviceInfo
+from rankdeck.launch.event_relay import host_slug
+from rankdeck.launch.guard_spec import HostsSpec
+
+_JOIN_ADDRESS = re.compile(
+    r"(?P<address>[^\s/]+):(?P<port>\d{1,5})/(?P<secret>[\w-]{16,64})"
+    r"(?:/(?P<run>\w[\w.-]{0,200})@(?P<attempt>\d{1,6}))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class MultiHostRole:
+    """`num_hosts` in all. `listener` is the head's socket, bound to `listen_address`, `coordinator_address`
+    (address, port) the others' way to it, who call the run as it is called there."""
+
+    num_hosts: int
+    secret: str
+    listener: socket.socket | None = None
+    coordinator_address: tuple[str, int] | None = None
+    run: str = ""
+    attempt: int = 0
+    listen_address: tuple[str, int] = ("", 0)
+    name: str = field(default_factory=lambda: os.environ.get(HOST_NAME_ENV, "") or platform.node())
+    """What this host is called among them."""
+
+    @classmethod
+    def as_coordinator(cls, num_hosts: int, address: str) -> MultiHostRole:
+        """Raises: ConfigError, this host has no such address, or one host is not several."""
+        _check_num_hosts(num_hosts)
+        if address in ("", "0.0.0.0", "::"):
+            raise ConfigError(
+                phrase(
+                    "{address} is every address of this host, and the others come to one.", address=address
+                ),
+                code="address",
+                advice=phrase("Name the one that they reach; ip address lists them."),
+            )
+        try:
+            listener = socket.create_server((address, 0), backlog=64)
+        except OSError as error:
+            raise ConfigError(
+                phrase(
+                    "Nothing can listen at {address}: {why}.", address=address, why=error.strerror or error
+                ),
+                code="address",
+                advice=phrase("Name an address of this host that the others reach; ip address lists them."),
+            ) from None
+        return cls(num_hosts, secrets.token_urlsafe(24), listener, listen_address=listener.getsockname()[:2])
+
+    @classmethod
+    def as_node(cls, num_hosts: int, join_address: str) -> MultiHostRole:
+        """`join_address` is what the head said. Raises: ConfigError, it is none."""
+        _check_num_hosts(num_hosts)
+        found = _JOIN_ADDRESS.fullmatch(join_address)
+        if found is None or int(found["port"]) > 65_535:
+            raise ConfigError(
+                phrase("{place} is no place to join.", place=repr(join_address[:100])),
+                code="place",
+                advice=phrase("Take it from what the first host says: ADDRESS:PORT/SECRET."),
+            )
+        head = found["address"], int(found["port"])
+        return cls(num_hosts, found["secret"], None, head, found["run"] or "", int(found["attempt"] or 0))
+
+    def join_address(self, run: str, attempt: int) -> str:
+        """Where the others join this attempt of the run."""
+        assert self.listener is not None
+        address, port = self.listen_address
+        return f"{address}:{port}/{self.secret}/{run}@{attempt}"
+
+    @contextmanager
+    def hand_over(self, config: RunConfig, devices: list[DeviceInfo]) -> Iterator[HostsSpec]:
+        """What the guard has to know, which is started meanwhile: this process listens no more then."""
+        try:
+            yield self.hosts_spec(config, devices)
+        finally:
+            if self.listener is not None:
+                self.listener.close()
+
+    def folder_name(self, runs: Path) -> str | None:
+        """What this host's part of a new run is called: as the head's, where nothing is called so here; None
+        of the head's own."""
+        for name in (self.run, f"{self.run}-{host_slug(self.name)}") if self.run else ():
+            if not (runs / name).exists():
+                return name
+        return None
+
+    def for_this_host(self, config: RunConfig) -> RunConfig:
+        """With the devices that this one has in it. Raises: ConfigError, hosts.use knows no such host."""
+        named = config.hosts.use
+        if not named:
+            return config
+        if len(named) != self.num_hosts:
+            raise ConfigError(
+                plural_phrase(
+                    tr_noop("hosts.use names 1 host, and --hosts {hosts}."),
+                    tr_noop("hosts.use names {n} hosts, and --hosts {hosts}."),
+                    len(named),
+                    hosts=self.num_hosts,
+                ),
+                path="hosts.use",
+                advice=phrase("Leave --hosts out."),
+            )
+        if self.name not in named:
+            raise ConfigError(
+                phrase("This host is called {name}, and hosts.use does not name it.", name=self.name),
+                path="hosts.use",
+                advice=phrase("Say which one it is: {variable}=NAME.", variable=HOST_NAME_ENV),
+            )
+        use = config.hosts.devices.get(self.name, config.devices.use)
+        return config.model_copy(update={"devices": DevicesConfig(use=use)})
+
+    def device_counts(self, config: RunConfig, own: int) -> list[int]:
+        """Devices of each host, as far as that is known here; whether it is so they tell each other."""
+        named = config.hosts.counts(config.devices) if config.hosts.use else None
+        return named or [own] * self.num_hosts
+
+    def mask_secret(self, argv: Sequence[str]) -> list[str]:
+        """A command line without the secret in it."""
+        return [word.replace(self.secret, "...") for word in argv]
+
+    def hosts_spec(self, config: RunConfig, devices: list[DeviceInfo]) -> HostsSpec:
+        """For the guard."""
+        own = {
+            "ranks": len(devices),
+            "devices": msgspec.to_builtins(devices),
+            "rankdeck": rankdeck.__version__,
+            "python": ".".join(platform.python_version_tuple()[:2]),
+            "torch": packages.package_version("torch") or "",
+            "nccl": (any(device.kind == "gpu" for device in devices) and packages.nccl_version()) or "",
+            "lock": _lock_digest(config),
+            "config": _config_digest(config),
+        }
+        launch = config.launch
+        given: HostsSpec = {
+            "name": self.name,
+            "secret": self.secret,
+            "own": own,
+            "order": config.hosts.use,
+            "least": config.hosts.min or self.num_hosts,
+            "max_restarts": max(launch.max_restarts, int(launch.on_hang == "restart")),
+        }
+        if self.coordinator_address is not None:
+            return {**given, "head": self.coordinator_address}
+        assert self.listener is not None
+        return {
+            **given,
+            "listener": self.listener.fileno(),
+            "address": self.listener.getsockname()[0],
+            "others": self.num_hosts - 1,
+        }
+
+
+def _config_digest(config: RunConfig) -> str:
+    """Of what every host must be told alike; where things lie is each host's own."""
+    told = portable_tables(config)
+    told["data"].get("args", {}).pop("path", None)
+    return data_checksum(json.dumps(told, sort_keys=True).encode())
+
+
+def _lock_digest(config: RunConfig) -> str:
+    """Of what pins the packages that a person's own code imports; "" where nothing does."""
+    lock = packages.find_lock_file(Path(config.folder or ".")) if config.user_code() else None
+    try:
+        return "" if lock is None else data_checksum(files.read_bytes(lock))
+    except OSError:
+        return ""
+
+
+def _check_num_hosts(num_hosts: int) -> None:
+    if num_hosts < 2:
+        raise ConfigError(
+            phrase("--hosts {n} is not several.", n=num_hosts),
+            code="hosts",
+            advice=phrase("Leave it out for a run of this host alone."),
+        )

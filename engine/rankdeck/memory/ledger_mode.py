@@ -1,0 +1,213 @@
+"""How operations reach the ledger: a TorchDispatchMode that sees each one below autograd, per thread.
+
+Views and in-place operations make no storage, but for those on sparse tensors, which may get other indices
+and values; everything else enters what it returns. What an operation does is read from its schema once and
+kept. This is the hot path of a followed step: a few microseconds per operation. Read storages.py and
+scopes.py first.
+
+Source: torch.utils._python_dispatch.TorchDispatchMode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..torch_compat.dispatch import (
+    EFFECTS,
+    PER_ITEM,
+    RESIZES,
+    VIEWS,
+    WRITES,
+    DispatchMode,
+    Kwargs,
+    call_operation,
+    classify_effect,
+    has_wrappers,
+    in_backward,
+    is_meta,
+    is_wrapper,
+    storage_key,
+    storage_tensors,
+    tree_leaves,
+)
+from .entries import StorageEntry, kind_index
+from .scopes import ThreadState
+from .storages import Storages
+
+if TYPE_CHECKING:
+    from ..base.errors import TrainingError
+    from ..torch_compat.dispatch import OpOverload
+
+ComputeFn = Callable[[Any, tuple[Any, ...], Kwargs | None], Any]
+"""What an operation returns for its arguments."""
+_ACTIVATIONS = kind_index("activations")
+_TEMPORARY = kind_index("temporary")
+_NO_DEVICE = -1
+_STRIDED = torch.strided
+_SET_STORAGE = "set_.source_Storage_storage_offset"
+"""What copies of objects and files are made with: the storage was filled unseen."""
+
+
+class LedgerMode(DispatchMode):
+    """Follows one thread for a ledger. Enter it in that thread. `compute` runs the operations."""
+
+    def __init__(
+        self,
+        storages: Storages,
+        state: ThreadState,
+        compute: ComputeFn = call_operation,
+    ) -> None:
+        super().__init__()
+        self._compute = compute
+        self._storages = storages
+        self._live: dict[int, StorageEntry] = storages.live
+        self._state = state
+        self._has_many_devices = storages.num_devices > 1
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Kwargs | None = None,
+    ) -> Any:
+        if types and has_wrappers(types):
+            return NotImplemented
+        effect = EFFECTS.get(func)
+        if effect is None:
+            effect = classify_effect(func)
+        state = self._state
+        if state.paused:
+            return self._compute(func, args, kwargs)
+        if effect == VIEWS:
+            out = self._compute(func, args, kwargs)
+            if isinstance(out, Tensor) and out.layout is not _STRIDED:
+                self._add_tensor(out, state.device)
+            return out
+        device = state.device
+        if self._has_many_devices and not state.is_transfer and effect != PER_ITEM:
+            device = self._device_of(func, args, kwargs)
+        out = self._compute(func, args, kwargs)
+        if effect == WRITES:
+            if isinstance(out, Tensor) and out.layout is not _STRIDED:
+                self._add_tensor(out, device)
+            return out
+        if effect == RESIZES:
+            self._update_sizes(args, kwargs)
+            if func.__name__ == _SET_STORAGE:
+                self._add_tensor(args[0], device)
+            return out
+        if isinstance(out, Tensor):
+            self._add_tensor(out, device)
+        elif out is not None:
+            if effect == PER_ITEM:
+                self._add_per_item(args, out)
+            else:
+                self._add_tensors(out if isinstance(out, (list, tuple)) else tree_leaves(out), device)
+        return out
+
+    def _add_tensor(self, tensor: Tensor, device: int) -> None:
+        if is_wrapper(type(tensor)):
+            return  # what it holds was entered where it was made; its own storage has a size and no memory
+        if tensor.layout is not _STRIDED:
+            for part in storage_tensors(tensor):
+                self._add_tensor(part, device)
+            return
+        storage = tensor.untyped_storage()
+        if storage_key(storage) in self._live or is_meta(tensor):
+            return
+        kind = self._state.kind
+        if kind is None:
+            kind = _TEMPORARY if in_backward() and not torch.is_grad_enabled() else _ACTIVATIONS
+        self._storages.add(storage, device, kind)
+
+    def _add_tensors(self, values: list[Any] | tuple[Any, ...], device: int) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                self._add_tensor(value, device)
+            elif isinstance(value, (list, tuple)):
+                self._add_tensors(value, device)
+
+    def _add_per_item(self, args: tuple[Any, ...], outputs: list[Any] | tuple[Any, ...]) -> None:
+        givers = args[0]
+        for giver, output in zip(givers, outputs, strict=False):
+            entry = self._entry_of(giver)
+            if isinstance(output, Tensor):
+                self._add_tensor(output, self._state.device if entry is None else entry.device)
+
+    def _device_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: Kwargs | None) -> int:
+        """The one device of the inputs; this thread's device when there is none.
+
+        Scalars (0-dim) may come from anywhere, as on GPUs those of the host may; they decide only when alone.
+
+        Raises:
+            TrainingError: the inputs live on two virtual devices.
+        """
+        device = scalar_device = _NO_DEVICE
+        for arg in args if not kwargs else (*args, *kwargs.values()):
+            if isinstance(arg, Tensor):
+                tensors: Any = (arg,)
+            elif isinstance(arg, (list, tuple)):
+                tensors = arg
+            else:
+                continue
+            for tensor in tensors:
+                entry = self._entry_of(tensor)
+                if entry is None or entry.device == device:
+                    continue
+                if not tensor.dim():
+                    scalar_device = entry.device
+                elif device == _NO_DEVICE:
+                    device = entry.device
+                elif in_backward():
+                    return self._device_without_zeros(func, args, kwargs)
+                else:
+                    raise _mixed_devices_error(func, device, entry.device)
+        if device != _NO_DEVICE:
+            return device
+        return scalar_device if scalar_device != _NO_DEVICE else self._state.device
+
+    def _device_without_zeros(self, func: OpOverload, args: tuple[Any, ...], kwargs: Kwargs | None) -> int:
+        """As `_device_of`, without what autograd fills in for a gradient that nobody gave: one zero,
+        expanded. On GPUs it makes that on the device of the other gradients, here nothing says where.
+        """
+        given = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
+        entries = [self._entry_of(tensor) for tensor in given if any(tensor.stride())]
+        device, *others = dict.fromkeys(entry.device for entry in entries if entry is not None)
+        if others:
+            raise _mixed_devices_error(func, device, others[0])
+        return device
+
+    def _entry_of(self, tensor: Any) -> StorageEntry | None:
+        if not isinstance(tensor, Tensor):
+            return None
+        if tensor.layout is _STRIDED:
+            return self._live.get(storage_key(tensor.untyped_storage()))
+        return next(filter(None, map(self._entry_of, storage_tensors(tensor))), None)
+
+    def _update_sizes(self, args: tuple[Any, ...], kwargs: Kwargs | None) -> None:
+        for tensor in tree_leaves((args, kwargs)):
+            if self._entry_of(tensor) is not None:
+                for part in storage_tensors(tensor):
+                    self._storages.update_size(part.untyped_storage())
+
+
+def _mixed_devices_error(func: OpOverload, first: int, second: int) -> TrainingError:
+    from ..base.errors import TrainingError
+    from ..base.phrases import phrase
+
+    return TrainingError(
+        phrase(
+            "{function} read tensors of virtual devices {first} and {second}."
+            " On GPUs this operation would fail.",
+            function=func,
+            first=first,
+            second=second,
+        ),
+        code="device-mix",
+        advice=phrase("Move one of them first (VirtualDevices.transfer), or keep both on one device."),
+    )

@@ -1,0 +1,84 @@
+"""Whose storages are known by name: a module's parameters, gradients and buffers, and its optimizer's state.
+
+When following starts they are entered, so that a late sample knows what was made while nobody followed.
+During a followed step the optimizer says when gradients are complete (before its step) and when its state
+exists (after it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .scopes import Scope
+from .storages import Storages
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
+
+
+class WatchedModule:
+    """One module, and an optimizer if there is one (of these parameters or of more)."""
+
+    def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self._module = module
+        self._optimizer = optimizer
+        self._handles: list[RemovableHandle] = []
+        self._step_phase: Scope | None = None
+
+    def start(self, storages: Storages, phase: Callable[[str], Scope]) -> None:
+        """Enter everything, and listen to the optimizer; `phase` names what its step makes."""
+        storages.adopt(self._module.parameters(), 0, "parameters")
+        storages.adopt(self._module.buffers(), 0, "buffers")
+        self._adopt_gradients(storages)
+        if self._optimizer is None:
+            return
+        self._adopt_state(storages)
+
+        def before_step(*_: Any) -> None:
+            self._adopt_gradients(storages)
+            self._step_phase = phase("temporary")
+            self._step_phase.__enter__()
+
+        def after_step(*_: Any) -> None:
+            self._exit_step_phase()
+            self._adopt_state(storages)
+
+        self._handles = [
+            self._optimizer.register_step_pre_hook(before_step),
+            self._optimizer.register_step_post_hook(after_step),
+        ]
+
+    def stop(self, storages: Storages) -> None:
+        """Stop listening. What no step has named is named here."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._exit_step_phase()
+        self._adopt_gradients(storages)
+
+    def _exit_step_phase(self) -> None:
+        if self._step_phase is not None:
+            self._step_phase.__exit__()
+            self._step_phase = None
+
+    def _parameters(self) -> Iterator[Tensor]:
+        if self._optimizer is None:
+            yield from self._module.parameters()
+        else:
+            for group in self._optimizer.param_groups:
+                yield from group["params"]
+
+    def _adopt_gradients(self, storages: Storages) -> None:
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                storages.adopt((parameter.grad,), storages.device_of(parameter) or 0, "gradients")
+
+    def _adopt_state(self, storages: Storages) -> None:
+        assert self._optimizer is not None
+        for parameter, state in self._optimizer.state.items():
+            tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+            storages.adopt(tensors, storages.device_of(parameter) or 0, "optimizer")

@@ -1,0 +1,205 @@
+"""`--observe=full`: a few later steps are followed operation by operation, by rankdeck's own memory ledger.
+
+From one step of the leading optimizer to the next the ledger is a dispatch mode on top of an empty stack of
+modes; two steps in a row, of which the second is told: in the first it gets to know what lives on, such as
+DistributedDataParallel's buckets, which appear when they are sent. Modes are a stack that is popped blindly:
+where the script has put one of its own on top, this one stays below it, sees nothing more, and is given up.
+
+The ledger is loaded from rankdeck's files under a name of its own; it needs nothing but torch. On GPUs their
+allocators tell, and this part is off. Read memory/ledger.py in rankdeck next.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .frames import drop_own_frame
+from .ledger_loader import load_ledger, watch_owners
+from .wrappers import SHARDED_WRAPPERS
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from .session import RankSession
+
+PART = "full"
+TRACKED_SOURCE = "measured in full observation"
+"""As in events.py, which a test holds."""
+TRACK_AFTER_STEPS = (3, 30, 300, 3000)
+"""After how many steps, at least, two are followed."""
+_MIN_PYTHON, _MIN_TORCH = (3, 11), (2, 11)
+
+
+class MemoryTracker:
+    """Follows steps of this process. `ledger` is there while one is followed."""
+
+    def __init__(self, torch: Any, session: RankSession) -> None:
+        self._torch, self._session = torch, session
+        self._remaining_steps = list(TRACK_AFTER_STEPS)
+        self.ledger: Any = None
+        self._context: Any = None
+        self._leader: Any = None
+        self._thread = 0
+        self._num_steps = -1
+
+    def on_sampled_step(self, optimizer: Any) -> None:
+        """A step of the leading optimizer has ended: perhaps the next two are followed."""
+        session = self._session
+        done = session.step - session.first_step
+        if self._context is not None or not self._remaining_steps or done < self._remaining_steps[0]:
+            return
+        reason = self._refusal_reason()
+        if reason is not None:
+            session.disable_part(PART, reason)
+        elif not _num_modes(self._torch):
+            del self._remaining_steps[0]
+            self._enter(optimizer)
+
+    def _refusal_reason(self) -> str | None:
+        if self._torch.cuda.is_initialized():
+            return "on GPUs the memory is told by their allocators"
+        if self._session.facts.get("wrapper") in SHARDED_WRAPPERS:
+            return "sharded weights change their size outside any operation"
+        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+        if counters and counters["frames"].get("total"):
+            return "compiled code cannot be followed"
+        return None
+
+    def _enter(self, optimizer: Any) -> None:
+        session = self._session
+        self.ledger = ledger = load_ledger(lambda error: session.disable_part(PART, error))
+        watch_owners(
+            ledger,
+            optimizer,
+            [other for other in (ref() for ref in session.optimizers) if other not in (None, optimizer)],
+            [model for model in (ref() for ref in session.models) if model is not None],
+        )
+        self._leader, self._thread, self._num_steps = optimizer, threading.get_ident(), -1
+        self._context = ledger.tracking()
+        self._context.__enter__()
+
+    def on_step(self, optimizer: Any, *_: Any) -> None:
+        """Any optimizer's step has ended; of the one that leads, the step in which it was entered first."""
+        if optimizer is not self._leader or threading.get_ident() != self._thread:
+            return
+        self._num_steps += 1
+        ledger = self.ledger
+        if self._num_steps == 1:
+            ledger.reset_peaks()
+        elif self._num_steps == 2:
+            (told,) = ledger.devices()
+            if self.leave() and PART not in self._session.disabled_parts:
+                self._emit_memory(told)
+        elif self._num_steps > 2:  # The script's own mode was on top when the step ended.
+            self.leave()
+
+    def leave(self) -> bool:
+        """Whether the ledger could be left without a word to anybody."""
+        if self._context is None:
+            return False
+        ledger = self.ledger
+        if not ledger.is_on_top():
+            ledger.give_up()
+            self._session.disable_part(PART, "the script put a dispatch mode of its own on top")
+            return False
+        context, self._context, self.ledger, self._leader = self._context, None, None, None
+        context.__exit__(None, None, None)
+        return True
+
+    def _emit_memory(self, told: Any) -> None:
+        session = self._session
+        session.has_tracked_step = True
+        session.emit(
+            "memory",
+            step=session.step,
+            source=TRACKED_SOURCE,
+            devices=[
+                {
+                    "device": int(os.environ.get("LOCAL_RANK") or 0),
+                    "live_bytes": told.live_bytes,
+                    "peak_bytes": told.peak_bytes,
+                    "live_by_kind": told.live_by_kind,
+                    "peak_by_kind": told.peak_by_kind,
+                }
+            ],
+        )
+
+
+_trackers: list[MemoryTracker] = []
+
+
+def install(torch: Any, session: RankSession) -> None:
+    """Follow steps where the run asks for it and the versions allow."""
+    if session.level != "full":
+        return
+    version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
+    if sys.version_info < _MIN_PYTHON or version < _MIN_TORCH:
+        session.disable_part(PART, "needs Python 3.11 and torch 2.11, or newer")
+        return
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    full = MemoryTracker(torch, session)
+    _trackers.append(full)
+    leave = session.wrap_part(PART, full.leave)
+    session.on_sampled_step.append(session.wrap_part(PART, full.on_sampled_step))
+    session.on_fork.append(leave)
+    register_optimizer_step_post_hook(_make_hook(full, session))
+    atexit.register(leave)
+
+
+def _make_hook(full: MemoryTracker, session: RankSession) -> Any:
+    """The hook: a part that is off has still to leave what it has entered."""
+
+    def stepped(optimizer: Any, *_: Any) -> None:
+        try:
+            full.on_step(optimizer)
+        except Exception as error:
+            session.disable_part(PART, error)
+
+    return stepped
+
+
+def name_batches(module: ModuleType, session: RankSession) -> None:
+    """What a loader gives while a step is followed is an input."""
+    if not _trackers:
+        return
+    full = _trackers[0]
+    base: Any = module._BaseDataLoaderIter
+    fetch = base.__next__
+
+    def adopt(batch: Any) -> None:
+        if full.ledger is not None:
+            full.ledger.adopt(_tensors(batch, 4), 0, "inputs")
+
+    named = session.wrap_part(PART, adopt)
+
+    @functools.wraps(fetch)
+    def observed(self: Any) -> Any:
+        try:
+            batch = fetch(self)
+        except BaseException as error:
+            drop_own_frame(error)
+            raise
+        named(batch)
+        return batch
+
+    base.__next__ = observed
+
+
+def _tensors(batch: Any, deep: int) -> list[Any]:
+    if hasattr(batch, "untyped_storage"):
+        return [batch]
+    if hasattr(batch, "values"):
+        batch = list(batch.values())
+    if not isinstance(batch, (list, tuple)) or not deep:
+        return []
+    return [tensor for item in batch for tensor in _tensors(item, deep - 1)]
+
+
+def _num_modes(torch: Any) -> int:
+    return int(torch._C._len_torch_dispatch_stack())

@@ -1,0 +1,81 @@
+"""Losses as they were before a gradient scaler made them larger, by marks in autograd's graph.
+
+What `scaler.scale` returns has its scale noted at its node, where it lives as long as the graph. A loss that
+is one of these, or a sum, a mean or a multiple of some, is divided again. One that has other terms too is
+not known. Read grad_scaler.py before.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_SCALE_KEY = "rankdeck: scale"
+_MAX_NODES = 64
+_LINEAR_NODES = ("AddBackward0", "SubBackward0", "SumBackward0", "MeanBackward0", "StackBackward0")
+"""Nodes that are a multiple of the scale where each of their inputs is,"""
+_PRODUCT_NODES = ("MulBackward0", "DivBackward0")
+"""and where the first or only one is."""
+_UNKNOWN = object()
+
+
+def record_scale(scaled: Any, original: Any, scale: Any) -> bool:
+    """Note that `scaled` is `original` (a tensor, a list of such) times `scale`; False for other things."""
+    if isinstance(scaled, (list, tuple)):
+        return all(record_scale(*both, scale) for both in zip(scaled, original))
+    if scale is None or not hasattr(scaled, "grad_fn"):
+        return False
+    if scaled.grad_fn is not None:
+        itself = original.detach() if original.numel() == 1 else None
+        scaled.grad_fn.metadata[_SCALE_KEY] = scale, scale._version, itself
+    return True
+
+
+def unscale(loss: Any) -> Any:
+    """The loss itself, without its scale if it has one; None where that is not known."""
+    node = loss.grad_fn
+    found = node.metadata.get(_SCALE_KEY) if node is not None else None
+    if found is not None:
+        return found[2]
+    scale = _find_scale(node)
+    if scale is None:
+        return loss
+    if scale is _UNKNOWN:
+        return None
+    return loss.detach().double() / scale.to(loss.device, non_blocking=True).double()
+
+
+def _find_scale(root: Any) -> Any:
+    """None where nothing is scaled."""
+    scales: list[Any] = []
+    is_mixed = False
+    waiting = [(root, True)]
+    for _ in range(_MAX_NODES):
+        if not waiting:
+            break
+        node, is_multiple = waiting.pop(0)
+        if node is None:
+            continue
+        found = node.metadata.get(_SCALE_KEY)
+        if found is not None:
+            scales.append(found)
+            is_mixed = is_mixed or not is_multiple
+            continue
+        inputs = [following for following, _ in node.next_functions]
+        goes_on = is_multiple and _is_multiple(node.name(), inputs)
+        is_mixed = is_mixed or (is_multiple and not goes_on)
+        waiting += [(following, goes_on) for following in inputs]
+    if not scales:
+        return None
+    scale, version, _ = scales[0]
+    if is_mixed or waiting or any(other[0] is not scale for other in scales) or scale._version != version:
+        return _UNKNOWN
+    return scale
+
+
+def _is_multiple(name: str, inputs: list[Any]) -> bool:
+    with_gradients = [following for following in inputs if following is not None]
+    if name in _PRODUCT_NODES:
+        return len(with_gradients) == 1 and (name == "MulBackward0" or inputs[0] is not None)
+    return name in _LINEAR_NODES and len(with_gradients) == len(inputs)

@@ -1,0 +1,52 @@
+"""Where ranks that a script starts itself (mp.spawn) meet, if it is a place of the script's own.
+
+torchrun's environment says that whoever started the ranks hosts the store, so that torch lets nobody else
+host one: processes that meet at another port wait for ever, under torchrun too. The store at the run's own
+port is the run's; at any other it is left to the script's rank 0, as without us. An agent that the script
+starts (torchrun, accelerate) hosts the store of its own ranks, and gives each a file for its error.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from .frames import drop_own_frame
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .session import RankSession
+
+_AGENT_STORE_ENV = "TORCHELASTIC_USE_AGENT_STORE"
+_ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
+
+
+def install(rendezvous: Any, session: RankSession) -> None:
+    """Let stores at other ports than the run's be hosted by who makes them."""
+    ours = os.environ.get("RANKDECK_MASTER_PORT")
+    make = rendezvous._create_c10d_store
+
+    @functools.wraps(make)
+    def observed(hostname: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        is_own = ours is not None and str(port) != ours and not _has_own_agent(session.run)
+        hosted = os.environ.get(_AGENT_STORE_ENV) if is_own else None
+        if hosted is not None:
+            del os.environ[_AGENT_STORE_ENV]
+        try:
+            return make(hostname, port, *args, **kwargs)
+        except BaseException as error:
+            drop_own_frame(error)
+            raise
+        finally:
+            if hosted is not None:
+                os.environ[_AGENT_STORE_ENV] = hosted
+
+    rendezvous._create_c10d_store = observed
+
+
+def _has_own_agent(run: str) -> bool:
+    """Whether an agent of the script's started this process: its error file is none of the run's."""
+    error_file = os.environ.get(_ERROR_FILE_ENV)
+    return error_file is not None and not error_file.startswith(os.path.join(run, ""))

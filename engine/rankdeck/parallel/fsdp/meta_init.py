@@ -1,0 +1,104 @@
+"""A model that no device has to hold whole: rank 0 builds it on the host, the others build shapes only.
+
+    rank 0   model_fn()               real weights, from the seed, in host memory
+    others   model_fn() on "meta"     shapes without bytes
+    then, block by block: memory on the device, rank 0's values to all, and the block may be cut
+
+So every rank starts from the very weights that a single device has, and none but rank 0's host ever holds
+more than one block beside its slices: what was filled is let go of as soon as it stands in its modules, a
+tied weight when it stands in the last of them. A person's factory that cannot run on "meta" (it reads a
+checkpoint, or asks a tensor for its value) runs for real on every rank; rank 0's weights still win. Read
+blocks.py next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
+from rankdeck.parallel.pytree import fp64_dtype
+from rankdeck.torch_compat.modules import own_tensors
+from rankdeck.torch_compat.weight_metadata import metadata_by_name, weight_metadata
+
+
+class MetaInitModel:
+    """`module` under its original names; `materialize` gives the weights of a part of it their memory and
+    values."""
+
+    def __init__(
+        self,
+        model_fn: Callable[[], nn.Module],
+        *,
+        rank: int,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        build_on_meta: Callable[[Callable[[], nn.Module]], nn.Module],
+    ) -> None:
+        """`dtype` is that of floating weights, None as the model has them; `build_on_meta` builds the model
+        on all ranks but the first."""
+        self.module = (model_fn() if rank == 0 else build_on_meta(model_fn)).train()
+        self._device = device
+        self._dtype = dtype
+        self._materialized_modules: set[nn.Module] = set()
+        self._materialized_tensors: dict[int, Tensor] = {}
+        # By id: a table of the old tensors would keep them, and those of the host are the whole model.
+        self._num_uses_left = Counter(id(old) for _, _, old in self._iter_tensors(self.module))
+
+    def materialize(self, part: nn.Module) -> None:
+        """Put the weights and buffers of `part` on the device, with rank 0's values; all ranks call it.
+
+        Modules that were filled before are left as they are. A tied weight stays tied.
+        """
+        owners = list(self._iter_tensors(part))
+        fresh = {id(old): old for _, _, old in owners if id(old) not in self._materialized_tensors}
+        self._materialized_tensors |= {key: self._copy(old) for key, old in fresh.items()}
+        broadcast_from_rank_0(self._materialized_tensors[key] for key in fresh)
+        for module, name, old in owners:
+            setattr(module, name, self._materialized_tensors[id(old)])
+            self._num_uses_left[id(old)] -= 1
+            if not self._num_uses_left[id(old)]:
+                del self._materialized_tensors[id(old)]
+        self._materialized_modules.update(part.modules())
+
+    def _iter_tensors(self, part: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        for module in part.modules():
+            if module not in self._materialized_modules:
+                for name, tensor in [item for tensors in own_tensors(module) for item in tensors.items()]:
+                    if tensor is not None:
+                        yield module, name, tensor
+
+    def _copy(self, old: Tensor) -> Tensor:
+        dtype = fp64_dtype(old.dtype) if self._dtype is torch.float64 else old.dtype
+        new = torch.empty_like(old, device=self._device, dtype=dtype, requires_grad=False)
+        if not old.is_meta:
+            new.copy_(old.detach())
+        if not isinstance(old, nn.Parameter):
+            return new
+        weight = nn.Parameter(new, requires_grad=old.requires_grad)
+        weight_metadata(old).copy_to(weight)
+        return weight
+
+
+def build_on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
+    """The model without memory, or with it where it cannot do without."""
+    with contextlib.suppress(Exception):  # whatever a factory cannot do there, it can do for real
+        with torch.device("meta"):
+            model = model_fn()
+        if not _has_hidden_meta_tensors(model):
+            return model
+    return model_fn()
+
+
+def _has_hidden_meta_tensors(model: nn.Module) -> bool:
+    """Whether a module or a weight keeps a tensor that is neither parameter nor buffer: nothing would fill
+    it. A gradient hook may keep one where nobody sees it."""
+    marks = metadata_by_name(model).values()
+    kept = [vars(module) for module in model.modules()] + [of_weight.attributes for of_weight in marks]
+    return any(of_weight.has_hooks for of_weight in marks) or any(
+        isinstance(value, Tensor) and value.is_meta for values in kept for value in values.values()
+    )

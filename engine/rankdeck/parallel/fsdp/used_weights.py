@@ -1,0 +1,103 @@
+"""Weights that a step uses on some ranks only, or on none, while each rank holds a slice of them all.
+
+    before gradients are scattered   zeros for weights without one, so that all ranks scatter the same
+    after backward                   ranks compare what they used: a weight that none used has no gradient
+
+Blocks are gathered by all ranks together, in the order in which each rank computes them: ranks that compute
+different blocks would gather one block's slices into another. That is found after backward, and refused. Read
+blocks.py before. Source: torch_compat/fsdp.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
+from rankdeck.parallel.collectives.grad_sync import reduce_used_flags
+from rankdeck.torch_compat.dtensors import local_part
+from rankdeck.torch_compat.fsdp import scatter_missing_as_zeros
+
+
+class UsedWeights:
+    """What one rank uses of sharded models in a step. `whole` are weights of theirs that every rank holds,
+    and whose gradients the ranks of `group` add up after `sync_used`."""
+
+    def __init__(
+        self, models: Sequence[nn.Module], whole: Sequence[nn.Parameter], group: dist.ProcessGroup
+    ) -> None:
+        weights = {weight: None for model in models for weight in model.parameters() if weight.requires_grad}
+        self._weights = list(weights)
+        self._replicated = [weight for weight in whole if weight.requires_grad]
+        self._group = group
+        self._used: set[nn.Parameter] = set()
+        self._block_order_hash = 0
+        self._pending_check: Tensor | None = None
+        for index, model in enumerate(models):
+            for name, block in model.named_modules():
+                if isinstance(block, FSDPModule):
+                    scatter_missing_as_zeros(block, self._used.add)
+                    entering = functools.partial(self._record_block, f"{index}.{name}".encode())
+                    cast(nn.Module, block).register_forward_pre_hook(entering, prepend=True)
+
+    def _record_block(self, name: bytes, *_: object) -> None:
+        """Note which block comes next, before it is gathered."""
+        if torch.is_grad_enabled():
+            self._block_order_hash = zlib.crc32(name, self._block_order_hash)
+
+    def sync_used(self) -> None:
+        """After a step's backward: weights that no rank used have no gradient, and whole ones that another
+        rank used have one. All ranks of the group call this.
+
+        Raises: ModelError where ranks computed different blocks.
+        """
+        device = local_part(self._weights[0]).device
+        self._check_block_order(device)
+        whole = set(self._replicated)
+        is_used = [
+            weight.grad is not None if weight in whole else weight in self._used for weight in self._weights
+        ]
+        used = reduce_used_flags(is_used, device, self._group)
+        for weight, is_used_anywhere in zip(self._weights, used, strict=True):
+            if not is_used_anywhere:
+                weight.grad = None
+            elif weight.grad is None and weight in whole:
+                weight.grad = torch.zeros_like(weight)
+        self._used.clear()
+
+    def _check_block_order(self, device: torch.device) -> None:
+        """On a GPU the answer is read in the next step: nothing waits for it."""
+        number = torch.tensor(self._block_order_hash, dtype=torch.int64, device=device)
+        self._block_order_hash = 0
+        pending, self._pending_check = self._pending_check, _all_equal(number, self._group)
+        if device.type == "cpu":
+            pending, self._pending_check = self._pending_check, None
+        if pending is not None and not bool(pending):
+            raise ModelError(
+                phrase(
+                    "Ranks computed different blocks of the model in one step: a block whose weights are cut "
+                    "over ranks is gathered by all of them together."
+                ),
+                code="blocks-differ",
+                path="strategy.use",
+                advice=phrase(
+                    'Let every rank compute all blocks, or use strategy.use = "ddp" with '
+                    "find_unused_parameters = true."
+                ),
+                changes={"strategy.use": "ddp", "strategy.find_unused_parameters": True},
+            )
+
+
+def _all_equal(number: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Whether all ranks of the group have the same whole number, as a tensor without dims."""
+    both = torch.stack([number, -number])
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
+    return both[0] == -both[1]

@@ -1,0 +1,376 @@
+"""A plan checked before anything is split: from slices, each of its units has to compute what the whole does.
+
+A unit is what is split together or not at all: columns with the row behind them, the layers of one
+vocabulary. A small model is tried out as a whole on values (trial.py). A large one gets shapes as a whole,
+and one block of each kind is tried out on values, of few tokens. Rank 0 looks for all. Read plan.py next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import Phrase, phrase, tr_noop
+from rankdeck.parallel.pipelining.probing import (
+    copy_sharing_weights,
+    run_on_fake_tensors,
+    without_side_effects,
+)
+from rankdeck.parallel.pytree import call_model, map_tensors, tensor_leaves
+from rankdeck.parallel.tensor.attention import HeadCount, has_plain_weight
+from rankdeck.parallel.tensor.split_plan import (
+    SplitLayer,
+    SplitPlan,
+    UsedOutsideLayerError,
+    apply_slices,
+    is_head_table,
+    tied_names,
+)
+from rankdeck.parallel.tensor.trial import SplitDifference, SplitTrial, TrialImpossibleError, exception_text
+from rankdeck.torch_compat.dispatch import without_modes
+
+_MAX_WORK = 30_000_000
+"""Weights times tokens of what is tried out on values: a tenth of a second of a CPU."""
+_MAX_BLOCK_WORK = 250_000_000
+_NUM_TOKENS = 4
+"""Tokens of a block that is tried out alone."""
+DifferenceFn = Callable[[Sequence["SplitUnit"]], SplitDifference | None]
+
+
+@dataclass(frozen=True)
+class SplitUnit:
+    """Layers that are split together, and the numbers of heads that change with them."""
+
+    layers: tuple[SplitLayer, ...]
+    heads: tuple[HeadCount, ...]
+
+    def within_block(self, block: str) -> SplitUnit | None:
+        """The same under the block's own names; None where some of it lies elsewhere."""
+        names = [one.name for one in self.layers] + [one.module for one in self.heads]
+        if not all(f"{name}.".startswith(f"{block}.") for name in names):
+            return None
+
+        def own(name: str) -> str:
+            return name[len(block) + 1 :]
+
+        return SplitUnit(
+            tuple(replace(layer, name=own(layer.name)) for layer in self.layers),
+            tuple(replace(count, module=own(count.module)) for count in self.heads),
+        )
+
+
+def split_units(model: nn.Module, plan: SplitPlan) -> list[SplitUnit]:
+    """The plan's layers in units, in their order."""
+    groups = [list(group) for group in plan.groups()]
+    belonging = [{layer.name for layer in group} for group in groups]
+    for names in tied_names(model):
+        owners = {name.rpartition(".")[0] for name in names}
+        _merge_groups(groups, belonging, [index for index, own in enumerate(belonging) if own & owners])
+    tables = {layer.name for layer in plan.layers if is_head_table(model, layer)}
+    if tables:
+        with_heads = [
+            i for i, group in enumerate(groups) if belonging[i] & tables or _group_heads(plan, group)
+        ]
+        _merge_groups(groups, belonging, with_heads)
+    return [SplitUnit(tuple(group), _group_heads(plan, group)) for group in groups if group]
+
+
+def _merge_groups(groups: list[list[SplitLayer]], belonging: list[set[str]], indices: Sequence[int]) -> None:
+    for index in indices[1:]:
+        groups[indices[0]] += groups[index]
+        belonging[indices[0]] |= belonging[index]
+        groups[index], belonging[index] = [], set()
+
+
+def _group_heads(plan: SplitPlan, group: Iterable[SplitLayer]) -> tuple[HeadCount, ...]:
+    names = [layer.name for layer in group]
+    return tuple(count for count in plan.heads if any(name.startswith(f"{count.module}.") for name in names))
+
+
+def find_differences(
+    model: nn.Module, plan: SplitPlan, units: Sequence[SplitUnit], inputs: Any, entered: Mapping[str, Any]
+) -> list[SplitDifference | None]:
+    """For each unit how it would differ from the whole; None where it does not, or nothing can be tried.
+
+    `entered` are the arguments of blocks in one forward of the model.
+    """
+    with contextlib.suppress(TrialImpossibleError):
+        trial = make_trial(model, plan.num_ranks, inputs)
+        return _differences_by_unit(units, partial(_compare_units, trial))
+    found = _differences_by_unit(
+        units, lambda some: _difference_on_shapes(model, plan.num_ranks, some, inputs)
+    )
+    tried = _block_differences(model, plan, units, entered)
+    return [known or tried.get(index) for index, known in enumerate(found)]
+
+
+def make_trial(model: nn.Module, num_ranks: int, inputs: Any) -> SplitTrial:
+    """
+    Raises:
+        CannotTryError: the model is too large to be tried out as a whole, or cannot be.
+    """
+    if inputs is None or _estimate_work(model, inputs) > _MAX_WORK:
+        raise TrialImpossibleError
+    return SplitTrial(model, inputs, num_ranks, call_model)
+
+
+def _compare_units(trial: SplitTrial, units: Sequence[SplitUnit]) -> SplitDifference | None:
+    return trial.difference(*_layers_and_heads(units))
+
+
+def _differences_by_unit(units: Sequence[SplitUnit], differ: DifferenceFn) -> list[SplitDifference | None]:
+    together = differ(units)
+    if together is None:
+        return [None] * len(units)
+    alone = [differ([unit]) for unit in units]
+    return alone if any(alone) else [together] * len(units)
+
+
+def _layers_and_heads(units: Iterable[SplitUnit]) -> tuple[list[SplitLayer], list[HeadCount]]:
+    units = list(units)
+    return [one for unit in units for one in unit.layers], [one for unit in units for one in unit.heads]
+
+
+def _estimate_work(model: nn.Module, inputs: Any) -> int:
+    """Weights times tokens: what a forward takes, roughly. The first input says how many there are."""
+    tensors = tensor_leaves(inputs)
+    if not tensors or not tensors[0].numel():
+        return 0
+    has_features = tensors[0].is_floating_point() and tensors[0].dim() < 4
+    tokens = tensors[0].numel() // (tensors[0].shape[-1] if has_features else 1)
+    return tokens * sum(weight.numel() for weight in model.parameters())
+
+
+def _difference_on_shapes(
+    model: nn.Module, num_ranks: int, units: Sequence[SplitUnit], inputs: Any
+) -> SplitDifference | None:
+    """What the model's code says to the first rank's slices, where they have shapes only."""
+    layers, heads = _layers_and_heads(units)
+    try:
+        copied = copy_sharing_weights(model)
+    except Exception:  # not every model can be copied
+        return None
+    apply_slices(
+        copied, layers, heads, rank=0, num_ranks=num_ranks, exchange=lambda tensor: [tensor] * num_ranks
+    )
+
+    def run(shapes: Any) -> None:
+        call_model(copied, shapes)
+
+    try:
+        with without_side_effects(copied), torch.no_grad():
+            run_on_fake_tensors(run, inputs, copied)
+    except UsedOutsideLayerError as error:
+        return SplitDifference(str(error), is_outside=True)
+    except Exception as error:
+        return SplitDifference(exception_text(error))
+    return None
+
+
+def _block_differences(
+    model: nn.Module, plan: SplitPlan, units: Sequence[SplitUnit], entered: Mapping[str, Any]
+) -> dict[int, SplitDifference]:
+    """Units that differ, by their index: one block of each kind is tried out."""
+    found: dict[int, SplitDifference] = {}
+    known: dict[Any, list[SplitDifference | None]] = {}
+    for block in plan.blocks:
+        own = [(index, unit.within_block(block)) for index, unit in enumerate(units)]
+        inside = [(index, unit) for index, unit in own if unit is not None]
+        module = model.get_submodule(block)
+        kind = (type(module), *((name, tuple(weight.shape)) for name, weight in module.named_parameters()))
+        if kind not in known and block in entered:
+            known[kind] = _try_block(module, [unit for _, unit in inside], plan.num_ranks, entered[block])
+        for (index, _), difference in zip(inside, known.get(kind, []), strict=False):
+            if difference is not None:
+                found[index] = difference
+    return found
+
+
+def _try_block(
+    block: nn.Module, units: Sequence[SplitUnit], num_ranks: int, arguments: Any
+) -> list[SplitDifference | None]:
+    for inputs in (_truncate_tokens(arguments), arguments):
+        if _estimate_work(block, inputs) > _MAX_BLOCK_WORK:
+            continue
+        try:
+            trial = SplitTrial(block, inputs, num_ranks, _call_block)
+        except TrialImpossibleError:
+            continue
+        return _differences_by_unit(units, partial(_compare_units, trial))
+    return []
+
+
+def _call_block(block: nn.Module, arguments: Any) -> Any:
+    args, kwargs = arguments
+    return block(*args, **kwargs)
+
+
+def _truncate_tokens(arguments: Any) -> Any:
+    """The arguments with the second dim of the hidden states cut short, wherever it is a dim."""
+    hidden = next((tensor for tensor in tensor_leaves(arguments) if tensor.is_floating_point()), None)
+    length = hidden.shape[1] if hidden is not None and hidden.dim() == 3 else 0
+
+    def cut(tensor: Tensor) -> Tensor:
+        for dim, size in enumerate(tensor.shape):
+            if size == length > _NUM_TOKENS:
+                tensor = tensor.narrow(dim, 0, _NUM_TOKENS)
+        return tensor
+
+    # A plan follows this model in a fake mode of its own, and the arguments come from another one.
+    with without_modes():
+        return map_tensors(arguments, cut)
+
+
+# Why tensor splits nothing of a model, or not what a person names, and what works instead.
+
+_ALTERNATIVES_ADVICE = phrase("Use ddp, which takes every model as it is, or try fsdp or pipeline.")
+_MAX_TRIED_PAIRS = 8
+"""Pairs of layers that are tried out for an advice."""
+
+
+def slices_error(model: nn.Module, complaint: str) -> ModelError:
+    return ModelError(
+        phrase(
+            "{model} does not take slices of its layers, which tensor gives to each rank: {complaint}.",
+            model=type(model).__name__,
+            complaint=complaint,
+        ),
+        code="tensor-plan",
+        path="strategy.use",
+        advice=phrase(
+            "Write -1 for the width of all heads together, and keep their number in num_heads; or "
+            "use ddp, fsdp or pipeline."
+        ),
+    )
+
+
+def split_difference_error(
+    unit: SplitUnit, difference: SplitDifference, operation: str | None, *, is_given: bool = False
+) -> ModelError:
+    """Layers would compute something else from slices. `operation` needs them whole, if it is known."""
+    advice = _ALTERNATIVES_ADVICE
+    if is_given:
+        advice = phrase("Leave these layers out of strategy.plan, or use ddp, fsdp or pipeline.")
+    return ModelError(
+        _difference_text(unit, difference, operation),
+        code="tensor-plan",
+        path="strategy.plan" if is_given else "strategy.use",
+        advice=advice,
+    )
+
+
+def _difference_text(unit: SplitUnit, difference: SplitDifference, operation: str | None) -> Phrase:
+    first, last = unit.layers[0].name, unit.layers[-1].name
+    layers = phrase("{first} and {last}", first=first, last=last) if first != last else first
+    if difference.is_outside:
+        return phrase(
+            "tensor cannot split {weight}: the model also uses it outside of its layer (as "
+            "F.linear(hidden, layer.weight) does).",
+            weight=difference.error,
+        )
+    if difference.error:
+        return phrase(
+            "tensor cannot split {layers}: the model does not take slices of them ({complaint}).",
+            layers=layers,
+            complaint=difference.error,
+        )
+    if operation:
+        return phrase(
+            "tensor cannot split {layers}: {operation} between them needs all numbers, of which each rank "
+            "would have a part.",
+            layers=layers,
+            operation=operation,
+        )
+    if unit.heads:
+        return phrase(
+            "tensor cannot split {layers}: from the heads of one rank they compute something else. The code "
+            "combines heads, or uses {attribute}, then the number of a rank's heads, for more than shapes.",
+            layers=layers,
+            attribute=f"{unit.heads[0].module}.{unit.heads[0].attribute}",
+        )
+    return phrase(
+        "tensor cannot split {layers}: slices of them compute something else (by {share:.2g} of the whole).",
+        layers=layers,
+        share=difference.relative,
+    )
+
+
+def no_split_error(model: nn.Module, num_ranks: int, inputs: Any) -> ModelError:
+    """What a model keeps its weights in, and a plan by hand where one works."""
+    kinds = _count_layer_types(model)
+    name, most = type(model).__name__, ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
+    if works := _working_plan(model, num_ranks, inputs):
+        column, row = works
+        example = f'strategy.plan = {{ "{column}" = "column", "{row}" = "row" }}'
+        return ModelError(
+            phrase("tensor found nothing to split in {model} ({kinds}).", model=name, kinds=most),
+            code="tensor-plan",
+            path="strategy.plan",
+            advice=phrase("Name its layers: {example}.", example=example),
+        )
+    layers = {
+        path: module for path, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)
+    }
+    computed = next((layer for layer, module in layers.items() if not has_plain_weight(module)), None)
+    if not layers or {"Conv1D", "Conv2d", "Conv3d"} & kinds.keys():
+        template = _OTHER_LAYERS_TEXT
+    else:
+        template = _COMPUTED_WEIGHT_TEXT if computed else _NO_PAIR_TEXT
+    return ModelError(
+        phrase(template, model=name, kinds=most, num_ranks=num_ranks, layer=computed),
+        code="tensor-plan",
+        path="strategy.use",
+        advice=_ALTERNATIVES_ADVICE,
+    )
+
+
+_OTHER_LAYERS_TEXT = tr_noop(
+    "tensor splits Linear and Embedding layers, and {model} keeps its weights in others ({kinds})."
+)
+_NO_PAIR_TEXT = tr_noop(
+    "tensor found no two layers in {model} ({kinds}) that {num_ranks} ranks can split: one whose outputs go "
+    "to the other one alone, number by number, and whose width divides by the ranks."
+)
+_COMPUTED_WEIGHT_TEXT = tr_noop(
+    "tensor found nothing to split in {model} ({kinds}): it splits layers with a weight of their own, and "
+    "{layer} computes its weight from others (weight_norm, a parametrization), or has more (an adapter)."
+)
+
+
+def _count_layer_types(model: nn.Module) -> Counter[str]:
+    owners = (module for module in model.modules() if any(True for _ in module.parameters(recurse=False)))
+    return Counter(type(module).__name__ for module in owners)
+
+
+def _working_plan(model: nn.Module, num_ranks: int, inputs: Any) -> tuple[str, str] | None:
+    """A column and a row that compute from slices what they compute whole."""
+    try:
+        trial = make_trial(model, num_ranks, inputs)
+    except TrialImpossibleError:
+        return None
+    for column, row in itertools.islice(_neighbours(model, num_ranks), _MAX_TRIED_PAIRS):
+        if trial.difference([SplitLayer(column, "column"), SplitLayer(row, "row")], []) is None:
+            return column, row
+    return None
+
+
+def _neighbours(model: nn.Module, num_ranks: int) -> Iterator[tuple[str, str]]:
+    """Linear layers of which the first gives as many numbers as the second one takes, nearest first."""
+    layers = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and has_plain_weight(module)
+    ]
+    for distance in range(1, len(layers)):
+        for (name, module), (after, following) in zip(layers, layers[distance:], strict=False):
+            if module.out_features == following.in_features and module.out_features % num_ranks == 0:
+                yield name, after

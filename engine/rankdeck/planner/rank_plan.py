@@ -1,0 +1,400 @@
+"""The figures of a candidate: what each rank needs, put together with constants into a line with a verdict.
+
+`plan_rank` runs in a process of its own (pool.py) and always returns something; `build_plan_line` makes the
+line. Ranks that are alike are planned once. What cannot be followed is said, with what is known for certain:
+weights, gradients and optimizer state. Read fake_pass.py before, pool.py next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from rankdeck.base.errors import Problem, RankdeckError
+from rankdeck.base.phrases import TranslatableStruct, join_sentences, phrase, tr_noop
+from rankdeck.base.units import format_bytes
+from rankdeck.config import RunConfig
+from rankdeck.memory.entries import DeviceBytes
+from rankdeck.planner.allocator import peak_reserved_bytes
+from rankdeck.planner.candidates import Candidate, Target, TargetDevice, representative_ranks
+from rankdeck.planner.fake_pass import NotTraceableError, PassRequest, PassResult, fake_pass
+from rankdeck.planner.fake_values import VALUE_OPS
+from rankdeck.planner.samples import UNIFORM, Samples
+from rankdeck.planner.step_cost import Work, estimate_step_time
+from rankdeck.planner.value_answers import (
+    AnswerFn,
+    FixedAnswer,
+    largest_result,
+    record_answers,
+    trace_error_text,
+)
+from rankdeck.run.movement import Movement, Operation, has_private_peers
+from rankdeck.run.plan_lines import (
+    AT_LEAST,
+    AT_MOST,
+    CANNOT,
+    DOES_NOT_FIT,
+    FITS,
+    TIGHT,
+    TIGHT_SHARE,
+    PlanLine,
+    PlannedDevice,
+    StepTime,
+    verdict_of,
+)
+
+_PERSISTENT_KINDS = ("parameters", "gradients", "optimizer", "buffers")
+_PERSISTENT_ONLY_NOTE = phrase("At least this much: weights, gradients and optimizer state alone.")
+_CACHE_RELEASE_NOTE = phrase(
+    "torch's allocator would fill the device and give back what it keeps unused when it has to."
+)
+_LARGEST_SHAPES_NOTE = phrase(
+    "At most this much: tensors whose shape depends on values are taken for as large as they can be."
+)
+_FIRST_SAMPLES_NOTE = phrase(
+    "At least this much in a step whose samples decide as the first ones do, with the weights that it starts "
+    "with: the model does one thing or another as values say."
+)
+_FIXED_ANSWER_NOTES = {
+    True: phrase(
+        "At least this much where all that it asks is answered with yes or 1: the model does one thing or "
+        "another as values say."
+    ),
+    False: phrase(
+        "At least this much where all that it asks is answered with no or 0: the model does one thing or "
+        "another as values say."
+    ),
+}
+_OTHER_ANSWER_NOTES = {
+    True: tr_noop("{size} where all that it asks is answered with yes or 1."),
+    False: tr_noop("{size} where all that it asks is answered with no or 0."),
+}
+_DDP_FALLBACK_NOTE = phrase("torch's DDP could not be followed: single's figures and a set of buckets.")
+
+
+class RankPlan(TranslatableStruct):
+    """What one rank's devices need and have to do in a step, or in `reason` why that is not known.
+
+    `bound`, `refusal`: see PlanLine. `alike`: see representatives in candidates.py. `parts` of the step, and
+    the `mesh` of all ranks: see run/movement.py.
+    """
+
+    devices: list[PlannedDevice] = msgspec.field(default_factory=list)
+    work: list[Work] = msgspec.field(default_factory=list)
+    alike: tuple[int, ...] = ()
+    parts: list[Operation] = msgspec.field(default_factory=list)
+    mesh: list[tuple[str, int]] = msgspec.field(default_factory=list)
+    sent_bytes: int = 0
+    bubble: float = 0.0
+    notes: list[str] = msgspec.field(default_factory=list)
+    reason: str | None = None
+    refusal: Problem | None = None
+    bound: str | None = None
+
+
+def ranks_to_plan(
+    config: RunConfig,
+    num_devices: int,
+    planned: Mapping[int, RankPlan] | None = None,
+    *,
+    movement: bool = False,
+) -> list[int]:
+    """One rank of each kind, as far as is known: rank 0 says which slices of weights are alike. With
+    `movement` all of them where ranks that need the same send otherwise."""
+    if config.strategy_spec.one_process:
+        return [0]
+    if movement and any(
+        has_private_peers(rank, one.parts, one.mesh) for rank, one in (planned or {}).items()
+    ):
+        return list(range(num_devices))
+    return sorted(set(_rank_representatives(config, num_devices, planned or {}).values()))
+
+
+def _rank_representatives(
+    config: RunConfig, num_devices: int, planned: Mapping[int, RankPlan]
+) -> dict[int, int]:
+    """For every rank the one that is planned for it."""
+    alike = planned[0].alike if 0 in planned else ()
+    equal_ranks = config.strategy_spec.planning.equal_ranks
+    return representative_ranks(equal_ranks, config.strategy.options, num_devices, alike)
+
+
+def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = UNIFORM) -> RankPlan:
+    """A rank's figures; whatever goes wrong is said in them."""
+    try:
+        device = target.devices[min(rank, target.num_devices - 1)]
+        request = PassRequest(config, target.num_devices, rank, target.like_cuda, device.rates, samples)
+        return _plan_fake_pass(request, target)
+    except RankdeckError as error:
+        return RankPlan(reason=join_sentences((error.message, error.advice)), refusal=refusal_of(error))
+    except NotTraceableError as error:
+        answered = (
+            None if error.num_weights is None else _plan_with_answers(request, target, error.num_weights)
+        )
+        if answered is not None:
+            return answered
+        certain = [_persistent_device(place, device) for place, device in error.persistent.items()]
+        if not certain:
+            return RankPlan(reason=trace_error_text(error.cause))
+        return RankPlan(
+            certain, notes=[_PERSISTENT_ONLY_NOTE], reason=trace_error_text(error.cause), bound=AT_LEAST
+        )
+    except Exception as error:
+        stand_in = config.strategy_spec.planning.stand_in(config.strategy.options)
+        if stand_in is not None:
+            return _from_stand_in(stand_in, config, target, samples)
+        return RankPlan(reason=trace_error_text(error))
+
+
+def _plan_with_answers(request: PassRequest, target: Target, num_weights: int) -> RankPlan | None:
+    """A bound for a model that asks for values; None where none of the ways to answer leads to the end."""
+    found = _try_plan(request, target, largest_result)
+    if found is not None:
+        return msgspec.structs.replace(found, bound=AT_MOST, notes=[*found.notes, _LARGEST_SHAPES_NOTE])
+    recorded = record_answers(request.config, request.num_devices, num_weights, VALUE_OPS, request.samples)
+    answered = {
+        answer: needs
+        for answer in (True, False)
+        if (needs := _try_plan(request, target, FixedAnswer(answer))) is not None
+    }
+    computed = None if recorded is None else _try_plan(request, target, recorded)
+    if computed is None and not answered:
+        return None
+    answer, most = max(answered.items(), key=lambda item: _fullest_bytes(item[1]), default=(True, None))
+    found = computed or most
+    assert found is not None
+    notes = [*found.notes, _FIXED_ANSWER_NOTES[answer] if computed is None else _FIRST_SAMPLES_NOTE]
+    if computed is not None and most is not None and _fullest_bytes(most) > _fullest_bytes(computed):
+        notes.append(phrase(_OTHER_ANSWER_NOTES[answer], size=format_bytes(_fullest_bytes(most))))
+    return msgspec.structs.replace(found, bound=AT_LEAST, notes=notes)
+
+
+def _try_plan(request: PassRequest, target: Target, answers: AnswerFn) -> RankPlan | None:
+    try:
+        return _plan_fake_pass(request, target, answers)
+    except Exception:  # with other answers it may go on
+        return None
+
+
+def _fullest_bytes(needs: RankPlan) -> int:
+    return max(device.active_bytes for device in needs.devices)
+
+
+def _persistent_device(place: int, device: DeviceBytes) -> PlannedDevice:
+    """What stays from step to step. The error that ended the pass may still hold other tensors."""
+    by_kind = {kind: device.live_by_kind[kind] for kind in _PERSISTENT_KINDS if device.live_by_kind[kind]}
+    num_bytes = sum(by_kind.values())
+    return PlannedDevice(device=place, active_bytes=num_bytes, total_bytes=num_bytes, by_kind=by_kind)
+
+
+def _plan_fake_pass(request: PassRequest, target: Target, answers: AnswerFn | None = None) -> RankPlan:
+    result = fake_pass(request, answers)
+    facts = result.pipeline
+    if request.config.strategy_spec.one_process:
+        devices = [_plan_device(result, place, request.config, target, place) for place in result.devices]
+    else:  # it may stand for other ranks, on devices of any kind
+        kinds = {device.kind: index for index, device in enumerate(target.devices)}
+        devices = [
+            _plan_device(result, request.rank, request.config, target, index) for index in kinds.values()
+        ]
+    return RankPlan(
+        devices,
+        list(result.work.values()),
+        alike=result.equal_slices,
+        parts=result.parts,
+        mesh=list(result.mesh),
+        sent_bytes=result.sent_bytes,
+        bubble=(facts.theory_bubble if facts is not None else None) or 0.0,
+        notes=list(result.notes),
+        reason=join_sentences(result.omissions) or None,
+        bound=AT_LEAST if result.omissions else None,
+    )
+
+
+def _plan_device(
+    result: PassResult, place: int, config: RunConfig, target: Target, index: int
+) -> PlannedDevice:
+    """What the device at `place` of the pass would need as the target's device `index`.
+
+    cuBLAS' workspaces lie inside the allocator, from the first product on.
+    """
+    peak_bytes, device = result.devices[place].peak_bytes, target.devices[index]
+    by_kind = {kind: num_bytes for kind, num_bytes in result.devices[place].peak_by_kind.items() if num_bytes}
+    if device.gpu is None:
+        return PlannedDevice(device=index, active_bytes=peak_bytes, total_bytes=peak_bytes, by_kind=by_kind)
+    workspace_bytes = device.gpu.workspace_bytes
+    by_kind["temporary"] = by_kind.get("temporary", 0) + device.gpu.process_workspace_bytes
+
+    def reserved(limit_bytes: int | None) -> int:
+        return peak_reserved_bytes(
+            result.logs[place],
+            preallocated_bytes=[workspace_bytes, workspace_bytes],
+            side_streams=config.strategy_spec.planning.has_side_streams,
+            limit_bytes=limit_bytes,
+        )
+
+    reserved_at_most, needed_bytes = reserved(None), None
+    if device.room_bytes is not None:
+        constants_bytes = _constants_bytes(config, device, target.num_devices)
+        limit_bytes = device.room_bytes - constants_bytes
+        tight_bytes = int(TIGHT_SHARE * device.room_bytes) - constants_bytes
+        if reserved_at_most > tight_bytes:
+            needed_bytes, reserved_at_most = reserved(tight_bytes), reserved(limit_bytes)
+    return PlannedDevice(
+        device=index,
+        active_bytes=peak_bytes + device.gpu.process_workspace_bytes,
+        reserved_bytes=reserved_at_most,
+        total_bytes=reserved_at_most,
+        needed_bytes=needed_bytes,
+        by_kind=by_kind,
+    )
+
+
+def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Samples) -> RankPlan:
+    """A rank of ddp as a single device with its share of the batch, and buckets of the gradients' size."""
+    share = config.train.global_batch // target.num_devices
+    changes = {"train.global_batch": share, "data.last": "drop"}  # its whole steps stand in, no shorter one
+    single = Candidate(strategy, changes=changes).make_config(config, target)
+    figures = plan_rank(single, 0, target, samples)
+    for device in figures.devices if figures.reason is None else ():
+        buckets_bytes = device.by_kind.get("parameters", 0)
+        device.by_kind["communication"] = device.by_kind.get("communication", 0) + buckets_bytes
+        device.active_bytes += buckets_bytes
+        device.total_bytes += buckets_bytes
+        if device.needed_bytes is not None:
+            device.needed_bytes += buckets_bytes
+        if device.reserved_bytes is not None:
+            device.reserved_bytes += buckets_bytes
+    return msgspec.structs.replace(figures, notes=[*figures.notes, _DDP_FALLBACK_NOTE])
+
+
+def refusal_of(error: RankdeckError) -> Problem | None:
+    """Return the problem that a run would have too: not what code raised that ran on fake tensors."""
+    return None if error.__context__ is not None else error.problem
+
+
+def empty_line(candidate: Candidate, target: Target, error: RankdeckError | None = None) -> PlanLine:
+    """A candidate that has no figures."""
+    return PlanLine(
+        strategy=candidate.strategy,
+        options=dict(candidate.options),
+        label=candidate.label,
+        verdict=CANNOT,
+        reason=None if error is None else join_sentences((error.message, error.advice)),
+        refusal=None if error is None else refusal_of(error),
+        target=target.name,
+        configured=candidate.configured,
+        changes=dict(candidate.changes),
+    )
+
+
+def build_plan_line(
+    candidate: Candidate,
+    config: RunConfig,
+    target: Target,
+    planned: Mapping[int, RankPlan],
+    scale: float | None = None,
+    samples: Samples = UNIFORM,
+    *,
+    movement: bool = False,
+) -> PlanLine:
+    """The line of a candidate from the figures of its ranks. `scale`: see step_cost.py. With `movement` it
+    says what moves in a step, where that is known."""
+    line = empty_line(candidate, target)
+    line.options = dict(config.strategy.options)
+    for one in planned.values():
+        line.phrases |= one.phrases
+    notes = [note for one in planned.values() for note in one.notes]
+    reason: str | None = None
+    failed = next((one for one in planned.values() if one.reason is not None), None)
+    if failed is None or failed.bound:
+        line.devices = _planned_devices(config, target, planned)
+        line.verdict, reason = verdict_of(line.devices, target.host_bytes)
+        bounds = {one.bound for one in planned.values()} | ({AT_LEAST} if samples.is_bound else set())
+        line.bound = AT_LEAST if AT_LEAST in bounds else AT_MOST if AT_MOST in bounds else None
+        line.is_bound = line.bound is not None
+        notes.append(samples.note)
+    if line.bound == AT_MOST and line.verdict == DOES_NOT_FIT:
+        # It may need far less.
+        line.verdict, reason = TIGHT, phrase("By what it needs at most: {reason}", reason=reason)
+    if failed is not None:
+        too_much = line.verdict == DOES_NOT_FIT
+        reason = join_sentences((reason, failed.reason)) if too_much else failed.reason
+        line.verdict = DOES_NOT_FIT if too_much else CANNOT
+        line.refusal = failed.refusal
+    elif line.verdict == FITS and any(device.needed_bytes is not None for device in line.devices):
+        notes.append(_CACHE_RELEASE_NOTE)
+    if failed is None:
+        line.step = _step_time(config, target, planned, scale)
+        line.movement = _build_movement(config, target.num_devices, planned) if movement else None
+    return msgspec.structs.replace(line, reason=reason, notes=list(dict.fromkeys(filter(None, notes))))
+
+
+def _build_movement(config: RunConfig, num_devices: int, planned: Mapping[int, RankPlan]) -> Movement | None:
+    standing = {0: 0}
+    if not config.strategy_spec.one_process:
+        standing = _rank_representatives(config, num_devices, planned)
+        standing |= {rank: rank for rank in planned}
+    parts = {rank: planned[rank].parts for rank in sorted(set(standing.values()))}
+    if not all(parts.values()):
+        return None
+    return Movement(parts, [standing[rank] for rank in sorted(standing)], planned[0].mesh)
+
+
+def _planned_devices(
+    config: RunConfig, target: Target, planned: Mapping[int, RankPlan]
+) -> list[PlannedDevice]:
+    """Every device of the run, equal ones with equal figures."""
+    if config.strategy_spec.one_process:
+        by_device = dict(enumerate(planned[0].devices))
+    else:
+        standing = _rank_representatives(config, target.num_devices, planned)
+        by_device = {rank: _device_of_kind(planned[same], target, rank) for rank, same in standing.items()}
+    return [_complete_device(device, index, config, target) for index, device in by_device.items()]
+
+
+def _device_of_kind(rank: RankPlan, target: Target, index: int) -> PlannedDevice:
+    """A rank's figures for a device like the target's `index`; what is certain is the same for all."""
+    kind = target.devices[index].kind
+    same = (device for device in rank.devices if target.devices[device.device].kind == kind)
+    return next(same, rank.devices[0])
+
+
+def _complete_device(planned: PlannedDevice, index: int, config: RunConfig, target: Target) -> PlannedDevice:
+    device = target.devices[index]
+    constants_bytes = _constants_bytes(config, device, target.num_devices)
+    return msgspec.structs.replace(
+        planned,
+        device=index,
+        name=device.name,
+        constants_bytes=constants_bytes,
+        total_bytes=planned.total_bytes + constants_bytes,
+        needed_bytes=None if planned.needed_bytes is None else planned.needed_bytes + constants_bytes,
+        capacity_bytes=device.total_bytes,
+        others_bytes=device.others_bytes,
+    )
+
+
+def _constants_bytes(config: RunConfig, device: TargetDevice, num_devices: int) -> int:
+    """What lies beside torch's allocator: the context, and NCCL's buffers where devices talk."""
+    if device.gpu is None:
+        return 0
+    card = config.strategy_spec
+    talks = num_devices > 1 and card.planning.uses_nccl and not card.one_device
+    return device.gpu.context_bytes + (device.gpu.nccl_bytes if talks else 0)
+
+
+def _step_time(
+    config: RunConfig, target: Target, planned: Mapping[int, RankPlan], scale: float | None
+) -> StepTime | None:
+    ranks = planned.values()
+    gpu = target.devices[0].gpu
+    return estimate_step_time(
+        config.strategy.use,
+        [work for one in ranks for work in one.work],
+        sent_bytes=max(one.sent_bytes for one in ranks),
+        link_bytes_per_s=None if gpu is None else gpu.link_bytes_per_s,
+        bubble=max(one.bubble for one in ranks),
+        scale=scale,
+    )

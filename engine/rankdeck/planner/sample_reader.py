@@ -1,0 +1,239 @@
+"""Reading samples, alone and together, for as long as there is time. Read samples.py before.
+
+At least one sample is read, and batches of it alone: they tell how a batch grows. Then come the others in any
+order, batches of the largest and the smallest, and batches that a run reads. A batch that would take longer
+than what is left of the time is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rankdeck.config import RunConfig
+from rankdeck.data.base import SampleKey, SampleSet, SupportsReadBatch
+from rankdeck.data.loader import read_sample_keys
+from rankdeck.data.samplers import TrainBatchSampler
+from rankdeck.planner.samples import (
+    UNIFORM,
+    UNKNOWN,
+    Growth,
+    Samples,
+    find_growth,
+    list_leaves,
+    num_elements,
+    sizes_of,
+)
+from rankdeck.training import user_code
+from rankdeck.training.workload import merge_sample, read_user_sample
+
+BUDGET_S = 3.0
+_SINGLE_SAMPLE_SHARE = 0.6
+"""Of the time, for samples alone."""
+_MAX_SAMPLES = 200_000
+_MAX_EXTREMES = 6
+_MAX_PADDING_CHECKS = 256
+"""Of samples of one shape so many are asked whether they are padded."""
+_NUM_RUN_BATCHES = 4
+"""Batches of the run's own size."""
+_NUM_MEASURED_BATCHES = 8
+"""Batches of each size, where sizes follow no rule."""
+
+Leaves = list[Tensor | int]
+
+
+def read_samples(config: RunConfig, budget_s: float = BUDGET_S) -> Samples:
+    """Read samples until all are seen or the time is up.
+
+    Raises: DataError, and whatever a person's data set raises.
+    """
+    if not user_code.is_user_code(config.data.use):
+        return UNIFORM
+    train, _ = user_code.build_data(config.data.use, config.data.args, Path(config.folder or "."))
+    if isinstance(train, SupportsReadBatch):
+        return _SampleReader(config, train, budget_s).read()
+    return Samples(has_padding=_has_padding(train, budget_s))
+
+
+def _has_padding(train: SampleSet, budget_s: float) -> bool:
+    """Whether one of the samples that there is time for is padded; those without a mask are not read."""
+    until_s = time.monotonic() + budget_s
+    first = read_user_sample(train, 0)
+    if mask_of(first) is None:
+        return False
+    others = random.Random(0).sample(range(len(train)), min(len(train), _MAX_PADDING_CHECKS))
+    return is_padded(first) or any(
+        time.monotonic() < until_s and is_padded(read_user_sample(train, index)) for index in others
+    )
+
+
+def mask_of(batch: Any) -> Tensor | None:
+    """What says which tokens are padding, under the name that Hugging Face's models take it by."""
+    inputs = batch[0] if isinstance(batch, tuple) else batch
+    mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
+    return mask if isinstance(mask, Tensor) else None
+
+
+def is_padded(batch: Any) -> bool:
+    mask = mask_of(batch)
+    return mask is not None and not bool(mask.all())
+
+
+class _SampleReader:
+    """What was read of one data set."""
+
+    def __init__(self, config: RunConfig, train: SampleSet, budget_s: float) -> None:
+        self._config, self._train = config, train
+        self._start_s, self._budget_s = time.monotonic(), budget_s
+        first = list_leaves(read_user_sample(train, 0))
+        self._num_dims = _num_dims(first)
+        self._single_sizes = {0: _sizes(first)}
+        self._elements = {0: num_elements(first)}
+        self._probes: list[tuple[list[int], list[int]]] = []
+        """Samples of a batch, and the sizes that it has."""
+        self._has_uniform_structure = True
+        self._has_padding = False
+
+    def read(self) -> Samples:
+        self._probe_artificial([0, 0])
+        self._probe_artificial([0, 0, 0])
+        self._read_other_samples()
+        for indices in self._extreme_batches():
+            self._probe_artificial(indices)
+        for num, how_many in self._run_batch_sizes(_NUM_RUN_BATCHES):
+            self._read_run_batches(num, how_many)
+            break  # where rules are found, one size is enough
+        growths = self._growths()
+        if not growths or any(growth.rule == UNKNOWN for growth in growths):
+            for num, how_many in self._run_batch_sizes(_NUM_MEASURED_BATCHES):
+                self._read_run_batches(num, how_many)
+            growths = self._growths()
+        return self._samples(growths)
+
+    def _samples(self, growths: list[Growth]) -> Samples:
+        columns = (
+            [list(column) for column in zip(*self._single_sizes.values(), strict=True)] if growths else []
+        )
+        batches: dict[int, list[int]] = {}
+        for indices, sizes in self._probes:
+            known = batches.setdefault(len(indices), sizes)
+            batches[len(indices)] = list(map(max, known, sizes)) if len(known) == len(sizes) else known
+        return Samples(
+            num_samples=len(self._train),
+            seen=list(self._single_sizes),
+            elements=list(self._elements.values()),
+            num_dims=self._num_dims if growths else [],
+            sizes=[column[:1] if len(set(column)) == 1 else column for column in columns],
+            growths=growths,
+            batches=batches,
+            num_read=len(self._probes),
+            longest=self._config.data.longest,
+            has_padding=self._has_padding,
+        )
+
+    def _growths(self) -> list[Growth]:
+        """A rule for each size; none where batches differ in what they are made of."""
+        if not self._has_uniform_structure:
+            return []
+        return [
+            self._growth_of_size(place, num_dims >= 0)
+            for place, num_dims in enumerate(
+                num_dims for num_dims in self._num_dims for _ in range(abs(num_dims))
+            )
+        ]
+
+    def _growth_of_size(self, place: int, is_of_tensor: bool) -> Growth:
+        probes = [
+            ([self._single_sizes[index][place] for index in indices], sizes[place])
+            for indices, sizes in self._probes
+        ]
+        growth = find_growth(probes)
+        if growth.rule == UNKNOWN and not is_of_tensor:
+            return Growth("longest")  # a number that is no size: the batch's own stands
+        return growth
+
+    def _read_other_samples(self) -> None:
+        num_samples = len(self._train)
+        for index in random.Random(0).sample(range(1, num_samples), min(num_samples - 1, _MAX_SAMPLES)):
+            if self._remaining_s() <= (1 - _SINGLE_SAMPLE_SHARE) * self._budget_s:
+                return
+            leaves = list_leaves(read_user_sample(self._train, index))
+            if _num_dims(leaves) != self._num_dims:
+                self._has_uniform_structure = False
+                self._elements[index] = num_elements(leaves)
+                self._single_sizes[index] = self._single_sizes[0]
+                continue
+            self._single_sizes[index], self._elements[index] = _sizes(leaves), num_elements(leaves)
+
+    def _extreme_batches(self) -> Iterator[list[int]]:
+        """Batches of the two largest samples and the smallest, by each size that differs."""
+        columns = zip(*self._single_sizes.values(), strict=True)
+        differing = dict.fromkeys(tuple(column) for column in columns if len(set(column)) > 1)
+        seen = list(self._single_sizes)
+        for column in islice(differing, _MAX_EXTREMES):
+            ranked = sorted(range(len(seen)), key=column.__getitem__)
+            yield [seen[ranked[0]], *(seen[place] for place in ranked[-2:])]
+
+    def _run_batch_sizes(self, how_many: int) -> Iterator[tuple[int, int]]:
+        """How many samples batches of the run may have, the most first, and how many of each to read."""
+        num = self._config.train.global_batch // self._config.train.accumulate
+        while num > 1:
+            if self._estimated_s(num) <= self._remaining_s():
+                yield num, how_many
+            num //= 2
+
+    def _read_run_batches(self, num: int, how_many: int) -> None:
+        """Read batches of `num` samples in the order of the run."""
+        train, num_samples = self._config.train, len(self._train)
+        if num > num_samples:
+            return
+        if len(self._single_sizes) < num_samples:  # of which the others say nothing
+            drawn, seen = random.Random(num), list(self._single_sizes)
+            batches = [
+                [SampleKey(train.seed, 0, drawn.choice(seen)) for _ in range(num)] for _ in range(how_many)
+            ]
+        else:
+            in_order = self._config.data.order == "given"
+            batches = list(
+                TrainBatchSampler(num_samples, num, seed=train.seed, steps=how_many, keep_order=in_order)
+            )
+        for draws in batches:
+            if self._remaining_s() < self._estimated_s(num):
+                return
+            self._probe(draws)
+
+    def _probe_artificial(self, indices: Sequence[int]) -> None:
+        """Read a batch that no run reads, where the data set bears it."""
+        with contextlib.suppress(Exception):
+            self._probe([SampleKey(0, 0, index) for index in indices])
+
+    def _probe(self, draws: Sequence[SampleKey]) -> None:
+        batch = merge_sample(read_sample_keys(self._train, draws))
+        leaves = list_leaves(batch)
+        self._has_padding |= is_padded(batch)
+        if _num_dims(leaves) != self._num_dims:
+            self._has_uniform_structure = False
+        self._probes.append(([draw.sample for draw in draws], _sizes(leaves)))
+
+    def _remaining_s(self) -> float:
+        return self._budget_s - (time.monotonic() - self._start_s)
+
+    def _estimated_s(self, num: int) -> float:
+        """How long a batch may take, by the samples that were read."""
+        num_read = len(self._single_sizes) + sum(len(indices) for indices, _ in self._probes)
+        return num * (time.monotonic() - self._start_s) / num_read
+
+
+def _num_dims(leaves: Leaves) -> list[int]:
+    return [leaf.dim() if isinstance(leaf, Tensor) else -1 for leaf in leaves]
+
+
+def _sizes(leaves: Leaves) -> list[int]:
+    return [size for leaf in leaves for size in sizes_of(leaf)]

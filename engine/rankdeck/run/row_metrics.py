@@ -1,0 +1,52 @@
+"""The figures of a run's row, from its fold: those that `show` says.
+
+A run that is over is folded once. One that goes on is followed: each call reads what is new.
+"""
+
+from __future__ import annotations
+
+from rankdeck.base.garbage import pause_gc
+from rankdeck.run.batch import Batch
+from rankdeck.run.row import RunMetrics
+from rankdeck.run.run_state import RunState
+from rankdeck.run.summary_builder import finite_or_none, newest_loss
+from rankdeck.run_dir import EventReader, RunDir
+
+_CHUNK_BYTES = 1 << 17
+
+
+def run_metrics(fold: RunState) -> RunMetrics:
+    evaluation, peaks = fold.evaluation, [device.peak_bytes for device in fold.devices.values()]
+    return RunMetrics(
+        loss=newest_loss(fold),
+        held_out=None if evaluation is None else finite_or_none(evaluation.loss),
+        peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
+        imbalance=fold.imbalance(),
+        samples_per_s=fold.samples_per_s(),
+        bubble=None if fold.bubble is None else fold.bubble[0],
+    )
+
+
+class RunMetricsReader:
+    """A run being folded, some bytes at a time, so that whoever waits for another run waits no longer."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._state, self._reader = RunState(curves=False), EventReader(run)
+        self._finished_metrics: RunMetrics | None = None
+
+    def read_chunk(self, num_bytes: int = 8 << 20) -> bool:
+        """Whether there may be more to read."""
+        batch = Batch()
+        with pause_gc():
+            for name, chunk in self._reader.batches(num_bytes, _CHUNK_BYTES):
+                batch.add(name, chunk)
+        if not batch.num_events:
+            return False
+        self._state.apply(batch)
+        self._finished_metrics = None
+        return True
+
+    def metrics(self) -> RunMetrics:
+        if self._finished_metrics is None:
+            self._finished_metrics = run_metrics(self._state)
+        return self._finished_metrics

@@ -1,0 +1,389 @@
+"""Makes the summary of a run (summary.py) from its fold and its other files: its end, its configuration, its
+prediction. Every figure is the fold's.
+
+Nothing is invented: what was not told is None, and notes say what was not seen of a script and why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from rankdeck import events
+from rankdeck.base import files
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.base.masking import mask_arguments
+from rankdeck.run.anatomy import seconds_by_phase
+from rankdeck.run.devices import DeviceState
+from rankdeck.run.imbalance import Imbalance, lead_device
+from rankdeck.run.prediction import read_prediction
+from rankdeck.run.problems import (
+    failed_problem,
+    lost_problem,
+    no_steps_text,
+    read_script_config,
+    reading_problems,
+)
+from rankdeck.run.run_state import RunState, read_run_state
+from rankdeck.run.scaling import summarize_loss_scaling
+from rankdeck.run.script_state import ScriptState
+from rankdeck.run.summary import (
+    BubbleShare,
+    CollectiveSummary,
+    CommSummary,
+    DevicePhases,
+    DeviceSummary,
+    EvaluationSummary,
+    ImbalanceSummary,
+    LossRange,
+    MetricSummary,
+    ObservedRank,
+    ObservedScript,
+    RunSummary,
+    SampledStep,
+    ScriptStart,
+    StageSummary,
+    StepSeconds,
+    TrainingData,
+    VerifiedSummary,
+)
+from rankdeck.run.verified import verified_text
+from rankdeck.run_dir import RunDir, read_labels
+
+if TYPE_CHECKING:
+    from rankdeck.config.script import ScriptConfig
+
+_DATA_PARALLEL = (
+    "DataParallel keeps gradients, optimizer and gathered outputs on its first device. "
+    "With DistributedDataParallel and a rank for each device every one holds the same."
+)
+
+
+def summarize(run: RunDir, fold: RunState | None = None, *, attempt: int | None = None) -> RunSummary:
+    """`fold` spares reading the events again. With `attempt`, the run as that attempt left it."""
+    fold = fold or read_run_state(run, attempt=attempt)
+    is_past = attempt is not None and attempt < run.next_attempt() - 1
+    ending = _past_end(fold) if is_past else _read_end(run)
+    strategy, options, planned = _strategy_and_steps(run, fold)
+    labels, script, config = read_labels(run.path), fold.script, read_script_config(run)
+    is_observed = script.is_observed or (fold.started is None and config is not None)
+    return RunSummary(
+        run=run.name,
+        title=labels.name or run.attempt_title,
+        tags=list(labels.tags),
+        note=labels.note,
+        archived=labels.is_archived,
+        path=str(run.path),
+        outcome=ending.outcome,
+        reason=ending.reason,
+        strategy=strategy,
+        options=options,
+        steps=fold.step or 0,
+        attempts=fold.num_attempts,
+        loss=LossRange(fold.first_loss(), newest_loss(fold)),
+        loss_scaling=summarize_loss_scaling(one.scaling for one in fold.attempts.values()),
+        evaluation=_evaluation_summary(fold.evaluation),
+        verified=verified_summary(fold.verified),
+        samples_per_s=fold.samples_per_s(),
+        step_s=StepSeconds(**fold.step_times()),
+        estimated=not fold.is_exact(),
+        first_step_s=_first_step_s(fold),
+        devices=_device_summaries(fold, _predicted_bytes(run, attempt)),
+        imbalance=_imbalance_summary(fold.imbalance()),
+        comm=_comm_summary(fold),
+        bubble=None if fold.bubble is None else BubbleShare(*fold.bubble),
+        pipeline=_stage_summaries(fold),
+        anatomy=_sampled_step(fold),
+        pace=fold.started.pace if fold.started else None,
+        problems=problems_of(run, fold, ending.outcome),
+        steps_measured=fold.num_measured_steps,
+        steps_planned=planned,
+        data=training_data_summary(fold),
+        source=fold.source,
+        started=_start_time(run, fold),
+        ended=ending.ended,
+        exit_code=ending.exit_code,
+        weights=str(run.weights) if files.is_regular(run.weights) and not is_past else None,
+        missing_lines=fold.counts.missing,
+        unreadable=fold.counts.unreadable + fold.num_rejected,
+        newer_events=fold.counts.newer,
+        run_source=events.SCRIPT if is_observed else events.CONFIGURATION,
+        script=_script_start(config),
+        script_status=script.script_status,
+        steps_per_s=fold.steps_per_s(),
+        wait_share=script.wait_share,
+        loss_step=(fold.newest_value("loss") or (None,))[0],
+        not_finite=script.first_nonfinite_step or None,
+        observed=_observed_script(script),
+        metrics=_metric_summaries(fold),
+        collectives=_collective_summaries(script),
+        notes=list(_notes(run, fold, config)) if is_observed else [],
+    )
+
+
+def _start_time(run: RunDir, fold: RunState) -> float | None:
+    first = fold.first_started
+    return first.started if first else run.environment().get("started")
+
+
+def problems_of(run: RunDir, fold: RunState, outcome: str) -> list[Problem]:
+    """What was raised, and for a run that ended badly at least one cause."""
+    found = list(fold.problems)
+    if outcome == "lost":
+        found.append(lost_problem(run))
+    elif outcome == "failed" and not any(problem.severity == "error" for problem in found):
+        # The supervisor names one cause for all ranks; without it, what the ranks saw is the best there is.
+        found.extend(fold.rank_failures or [failed_problem(run)])
+    return found + reading_problems(fold.counts, fold.num_rejected)
+
+
+def newest_loss(fold: RunState) -> float | None:
+    """That of the last step; where losses are sampled, the newest that is known."""
+    if fold.script.is_observed:
+        newest = fold.newest_value("loss")
+        return None if newest is None else newest[1]
+    return finite_or_none(fold.last_row.loss if fold.last_row else None)
+
+
+def training_data_summary(fold: RunState) -> TrainingData | None:
+    """None until a rank has told."""
+    told = [one.data for one in fold.attempts.values() if one.data is not None]
+    return TrainingData(told[-1].samples, told[-1].left_out) if told else None
+
+
+def verified_summary(verified: events.Verified | None) -> VerifiedSummary | None:
+    if verified is None:
+        return None
+    return VerifiedSummary(
+        outcome=verified.outcome,
+        cause=verified.cause,
+        names=verified.names,
+        largest=verified.largest,
+        precision=verified.precision,
+        samples=verified.samples,
+        steps=verified.steps,
+        layers=verified.layers,
+        seconds=verified.seconds,
+        text=str(verified_text(verified)),
+    )
+
+
+class _AttemptEnd(NamedTuple):
+    """Of a run or an attempt; `ended` is a Unix time."""
+
+    outcome: str
+    exit_code: int | None = None
+    ended: float | None = None
+    reason: str | None = None
+
+
+def _read_end(run: RunDir) -> _AttemptEnd:
+    end = run.exit_record()
+    if end is None:
+        return _AttemptEnd(run.outcome())
+    return _AttemptEnd(run.outcome(), end.exit_code, end.ended, end.reason)
+
+
+def _past_end(fold: RunState) -> _AttemptEnd:
+    """Of an attempt that another one followed."""
+    last = max(fold.attempts, default=0)
+    ended = fold.attempts[last].ended if last in fold.attempts else None
+    return _AttemptEnd("lost") if ended is None else _AttemptEnd(ended.outcome, ended.exit_code)
+
+
+def _predicted_bytes(run: RunDir, attempt: int | None) -> dict[int, int]:
+    """The predicted peak of live tensors by device; nothing where only a bound is known."""
+    line = read_prediction(run, attempt)
+    if line is None or line.is_bound:
+        return {}
+    return {device.device: device.active_bytes for device in line.devices}
+
+
+def _strategy_and_steps(run: RunDir, fold: RunState) -> tuple[str | None, dict[str, object], int | None]:
+    """Strategy, its options and the planned steps; from the configuration for a run that never started."""
+    if fold.started is not None:
+        return fold.started.strategy, fold.started.options, fold.num_steps_planned
+    try:
+        config = run.config()
+    except ConfigError:
+        return None, {}, None
+    return config.strategy.use, config.strategy.options, config.train.steps
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """The value; None for one that is not finite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _evaluation_summary(evaluation: events.Evaluation | None) -> EvaluationSummary | None:
+    if evaluation is None:
+        return None
+    return EvaluationSummary(
+        finite_or_none(evaluation.loss), evaluation.accuracy, evaluation.step, evaluation.samples
+    )
+
+
+def _first_step_s(fold: RunState) -> float | None:
+    row, started = fold.first_row(), fold.first_started
+    ended = fold.script.first_step_time or (None if row is None else row.ended)
+    return None if started is None or ended is None else finite_or_none(ended - started.started)
+
+
+def _device_summaries(fold: RunState, predicted: Mapping[int, int]) -> list[DeviceSummary]:
+    return [_device_summary(figures, predicted.get(figures.device)) for figures in fold.devices.values()]
+
+
+def _device_summary(figures: DeviceState, predicted_bytes: int | None) -> DeviceSummary:
+    info = figures.info
+    return DeviceSummary(
+        device=figures.device,
+        name=None if info is None else info.name,
+        uuid=figures.uuid,
+        kind=figures.kind,
+        total_bytes=figures.total_bytes,
+        host=None if info is None else info.host,
+        utilisation_mean=figures.utilisation_mean,
+        used_peak_bytes=figures.used_peak_bytes,
+        lost_at=figures.lost_at,
+        peak_bytes=figures.peak_bytes,
+        peak_by_kind=figures.peak_by_kind,
+        live_bytes=figures.live_bytes,
+        live_by_kind=figures.live_by_kind,
+        memory_source=figures.source,
+        sampled_steps=figures.num_sampled or None,
+        breakdown=figures.breakdown,
+        predicted_peak_bytes=predicted_bytes,
+    )
+
+
+def _imbalance_summary(found: Imbalance | None) -> ImbalanceSummary | None:
+    return None if found is None else ImbalanceSummary(found.device, round(found.excess_bytes), found.ratio)
+
+
+def _comm_summary(fold: RunState) -> CommSummary | None:
+    comm, sync = fold.comm, fold.sync
+    if not comm:
+        return None
+    size = max(fold.started.world_size if fold.started else 0, max(comm) + 1)
+    algorithms = dict.fromkeys(name for _, by_name in sorted(comm.items()) for name in by_name)
+    synced = [sync.get(rank) for rank in range(size)]
+    return CommSummary(
+        algorithm=" + ".join(algorithms),
+        sent_bytes_per_step=[sum(comm[rank].values()) if rank in comm else None for rank in range(size)],
+        sync_s=[None if rank is None else rank.sync_s for rank in synced],
+        overlapped_s=[None if rank is None else rank.overlapped_s for rank in synced],
+    )
+
+
+def _stage_summaries(fold: RunState) -> list[StageSummary] | None:
+    stages = [
+        StageSummary(
+            one.rank, one.stages, one.microbatches, one.in_flight, one.weight_versions, one.staleness
+        )
+        for _, one in sorted(fold.pipeline.items())
+    ]
+    return stages or None
+
+
+def _sampled_step(fold: RunState) -> SampledStep | None:
+    last = fold.anatomy
+    if last is None:
+        return None
+    devices = [DevicePhases(row.device, dict(seconds_by_phase(row))) for row in last.rows]
+    return SampledStep(last.step, last.seconds, last.simulated, devices)
+
+
+def _script_start(config: ScriptConfig | None) -> ScriptStart | None:
+    if config is None:
+        return None
+    table = config.script
+    args = mask_arguments(table.args)
+    return ScriptStart(table.run, table.kind, args, table.folder, table.python, table.ranks, table.observe)
+
+
+def _observed_script(script: ScriptState) -> ObservedScript | None:
+    lead = script.lead_observation
+    if lead is None:
+        return None
+    facts = {name: getattr(lead, name) for name in ObservedScript.__struct_fields__ if name != "ranks"}
+    return ObservedScript(**facts, ranks=list(_observed_ranks(script)))
+
+
+def _observed_ranks(script: ScriptState) -> Iterable[ObservedRank]:
+    has_wait = script.has_loader
+    for number in sorted(script.observations.keys() | script.ranks.keys() | script.steps_by_rank.keys()):
+        rank, steps = script.ranks.get(number), script.steps_by_rank.get(number)
+        seen = script.observations.get(number)
+        yield ObservedRank(
+            rank=number,
+            pid=None if rank is None else rank.pid,
+            world_size=None if rank is None else rank.world_size,
+            steps=0 if steps is None else steps.num_steps,
+            skipped=None if seen is None else seen.skipped,
+            wait_share=steps.wait_s / steps.timed_s if has_wait and steps and steps.timed_s else None,
+        )
+
+
+def _metric_summaries(fold: RunState) -> dict[str, MetricSummary]:
+    return {
+        name: MetricSummary(found.last, found.step, found.count, found.through)
+        for name, found in fold.metrics.items()
+    }
+
+
+def _collective_summaries(script: ScriptState) -> list[CollectiveSummary] | None:
+    found = [
+        CollectiveSummary(rank, told.calls, told.num_bytes, told.seconds)
+        for rank, told in script.collectives.items()
+    ]
+    return found or None
+
+
+def _notes(run: RunDir, fold: RunState, config: ScriptConfig | None) -> Iterable[str]:
+    """What a person has to know to read the figures."""
+    script = fold.script
+    if config is not None and config.script.observe == "none":
+        yield "the script was not observed (--observe=none)"
+    elif not fold.step:
+        yield str(no_steps_text(began=bool(script.ranks), is_over=run.outcome() != "running"))
+    yield from _disabled_parts_notes(script.observations)
+    for rank, observed in sorted(script.observations.items()):
+        if observed.not_finite is not None:
+            yield f"the loss of rank {rank} was not finite in step {observed.not_finite}"
+    lead = script.lead_observation
+    if lead is not None and lead.skipped:
+        yield f"a gradient scaler skipped {_count_text(lead.skipped, 'step')}"
+    for name, count in (lead.other_optimizers if lead is not None else {}).items():
+        yield f"{name.rpartition(':')[2]} stepped {_count_text(count, 'time')} besides the leading optimizer"
+    for rank in script.standalone_ranks:
+        yield f"rank {rank} is a process that trained by itself (pid {script.ranks[rank].pid})"
+    taken = {rank: steps.num_steps for rank, steps in script.steps_by_rank.items()}
+    if (
+        run.outcome() == "completed"
+        and taken
+        and max(taken.values()) - min(taken.values()) > max(1, 0.1 * max(taken.values()))
+    ):
+        yield "ranks took different numbers of steps: " + ", ".join(
+            f"rank {rank} {count}" for rank, count in taken.items()
+        )
+    if script.num_cut_names:
+        cut = _count_text(script.num_cut_names, "name")
+        yield f"{cut} that the script logged were too many, and are not kept"
+    if lead is not None and lead.wrapper == "DataParallel" and lead_device(fold.imbalance()) is not None:
+        yield _DATA_PARALLEL
+
+
+def _disabled_parts_notes(seen: Mapping[int, events.Observed]) -> Iterable[str]:
+    """One note for each part of the observer and its reason, with the ranks where not all say so."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank, observed in sorted(seen.items()):
+        for part, reason in observed.parts.items():
+            ranks.setdefault((part, reason), []).append(rank)
+    for (part, reason), told in ranks.items():
+        some = "" if len(told) == len(seen) else f" on rank {', '.join(map(str, told))}"
+        yield f"the observer's part {part} is off{some}: {reason}"
+
+
+def _count_text(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,141 @@
+"""A run's directory is made, and the files of one more attempt in it. Read directory.py before."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.masking import mask_arguments, mask_table
+from rankdeck.base.parsing import JsonObject
+from rankdeck.base.phrases import phrase
+from rankdeck.run_dir.directory import PRIVATE_PREFIX, RunDir, slug
+from rankdeck.run_dir.pending_run import HIDDEN_PREFIX, remove_abandoned, remove_unless_started
+
+if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
+    from rankdeck.config.script import ScriptConfig
+
+
+def add_attempt(
+    run: RunDir, config: RunConfig | ScriptConfig, environment: JsonObject, min_attempt: int = 0
+) -> tuple[int, list[Path]]:
+    """The files of the next attempt: its number, `min_attempt` or more, and what to remove if it never
+    begins.
+
+    Raises:
+        ConfigError: they cannot be written, or another command is just doing the same.
+    """
+    attempt = max(min_attempt, run.next_attempt())
+    contents = _attempt_files(run.path, f".{attempt}", config, environment)
+    try:
+        for path, text in contents.items():
+            _write_new(path, text)
+    except FileExistsError:
+        raise ConfigError(
+            phrase("{run} is being resumed by another command.", run=run.name),
+            code="running",
+            advice=phrase("Wait for that one."),
+        ) from None
+    except OSError as error:
+        for path in contents:
+            path.unlink(missing_ok=True)
+        raise ConfigError(
+            phrase("{path} cannot be written: {why}.", path=run.path, why=error.strerror),
+            code="run-folder",
+            advice=phrase("Free space on the disk, or mend the folder's permissions."),
+        ) from None
+    return attempt, list(contents)
+
+
+def create_run_dir(
+    runs: Path, config: RunConfig | ScriptConfig, environment: JsonObject, name: str | None = None
+) -> RunDir:
+    """A new run's directory under a hidden name; the guard gives it its final one once its lock is held.
+    Without a `name` both are made of the environment's "title", what the run is called.
+
+    Raises:
+        ConfigError: the folder of runs cannot be written.
+    """
+    if name is None:
+        title = slug(environment.get("title") or config.name)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{title}-{secrets.token_hex(2)}"
+    final = runs.absolute() / name
+    hidden = final.with_name(HIDDEN_PREFIX + final.name)
+    remove_abandoned(hidden.parent)
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        hidden.mkdir(mode=0o700)
+        with remove_unless_started(hidden):
+            for folder in (hidden / "events", hidden / "logs"):
+                folder.mkdir(mode=0o700)
+            for path, text in _attempt_files(hidden, "", config, environment).items():
+                _write_new(path, text)
+    except OSError as error:
+        raise _unwritable_error(runs, error) from None
+    return RunDir(hidden)
+
+
+def check_can_hold_runs(runs: Path) -> None:
+    """Whether a run's directory could be made there; nothing is made, for who has something to do before.
+
+    Raises:
+        ConfigError: the folder of runs cannot be written.
+    """
+    try:
+        tempfile.TemporaryFile(dir=_nearest_existing(runs.absolute())).close()
+    except OSError as error:
+        raise _unwritable_error(runs, error) from None
+
+
+def _nearest_existing(path: Path) -> Path:
+    """The path itself, else the first above it that is there. Raises: OSError."""
+    for there in (path, *path.parents):
+        try:
+            there.lstat()
+            return there
+        except FileNotFoundError:
+            continue
+    return path
+
+
+def _unwritable_error(runs: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        phrase("{folder} cannot hold runs: {why}.", folder=runs, why=error.strerror),
+        code="runs-folder",
+        advice=phrase("Name another folder with --runs."),
+    )
+
+
+def _attempt_files(
+    folder: Path, suffix: str, config: RunConfig | ScriptConfig, environment: Mapping[str, Any]
+) -> dict[Path, str]:
+    """What an attempt is kept as: its files by their paths, secrets in one of them alone."""
+    import tomlkit
+
+    tables = config.to_dict()
+    masked = mask_table(tables)
+    environment = dict(environment)
+    if isinstance(words := environment.get("command_line"), list):
+        environment["command_line"] = mask_arguments(list(map(str, words)))
+    shown = folder / f"config{suffix}.toml"
+    has_secrets = masked != tables
+    texts = {
+        shown: tomlkit.dumps(masked) if has_secrets else config.to_toml(),
+        folder / f"environment{suffix}.json": json.dumps(environment, indent=2) + "\n",
+    }
+    return texts | ({shown.with_name(PRIVATE_PREFIX + shown.name): config.to_toml()} if has_secrets else {})
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Raises: OSError, among them FileExistsError."""
+    mode = 0o600 if path.name.startswith(PRIVATE_PREFIX) else 0o666
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with open(handle, "w", encoding="utf-8") as file:
+        file.write(text)

@@ -1,0 +1,61 @@
+"""Private parts of torch: what has no promise behind it, and how to see that it is still there."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+CHECKED_VERSIONS = ("2.11.0", "2.13.0", "2.15.0")
+"""Versions of torch under which all of them were as they are used here."""
+
+
+@dataclass(frozen=True)
+class PrivateApi:
+    """`path` is "module:Class.attribute", or words beside a `lookup` that finds it on a living object.
+
+    `parameters`: names of arguments that the engine counts on, in their order and before all others.
+    `consequence`: what goes wrong where it has moved, as the middle of a sentence for people.
+    """
+
+    path: str
+    consequence: str
+    parameters: tuple[str, ...] | None = None
+    lookup: Callable[[], Any] | None = None
+    versions: tuple[str, ...] = CHECKED_VERSIONS
+
+    def find_change(self) -> str | None:
+        """How the installed torch differs here, in words; None where it does not."""
+        try:
+            part = self.lookup() if self.lookup is not None else _resolve(self.path)
+        except (ImportError, AttributeError) as error:
+            return f"{self.path} is gone ({error})"
+        if self.parameters is None:
+            return None
+        try:
+            parameters = list(inspect.signature(part).parameters.values())
+        except ValueError:  # a built-in function does not say what it takes
+            return None
+        names = tuple(parameter.name for parameter in parameters)
+        if names[: len(self.parameters)] != self.parameters:
+            return f"{self.path} takes ({', '.join(names)}), not ({', '.join(self.parameters)})"
+        needed = [
+            parameter.name
+            for parameter in parameters[len(self.parameters) :]
+            if parameter.default is parameter.empty and parameter.kind not in _OPEN_ENDED
+        ]
+        return f"{self.path} wants {', '.join(needed)} besides" if needed else None
+
+
+_OPEN_ENDED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _resolve(path: str) -> Any:
+    """Raises: ImportError, AttributeError where there is no such thing."""
+    module, _, names = path.partition(":")
+    part: Any = importlib.import_module(module)
+    for name in filter(None, names.split(".")):
+        part = getattr(part, name)
+    return part

@@ -1,0 +1,69 @@
+"""What a person put on a weight, moved to the Parameter that takes its place: attributes and gradient hooks.
+
+fully_shard, tensor and a model without memory make Parameters anew, and torch takes over neither. A hook is
+called with the gradient that the new Parameter gets; training/preflight_checks.py refuses those that would
+make something else of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from rankdeck.torch_compat.private_api import PrivateApi
+
+_HOOKS_LOST = "gradient hooks are lost under fsdp and tensor"
+PRIVATE_APIS = (
+    PrivateApi("torch:Tensor._backward_hooks", _HOOKS_LOST),
+    PrivateApi("torch:Tensor._post_accumulate_grad_hooks", _HOOKS_LOST),
+)
+_PARAMETER_FLAG = "_is_param"
+"""What torch notes on a Parameter that is a tensor of another kind."""
+
+
+@dataclass(frozen=True)
+class WeightMetadata:
+    """`on_gradient` are called with a gradient before it is added, `after_gradient` with the weight after."""
+
+    attributes: dict[str, object] = field(default_factory=dict)
+    on_gradient: tuple[Callable[[Tensor], Tensor | None], ...] = ()
+    after_gradient: tuple[Callable[[Tensor], None], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.attributes or self.has_hooks)
+
+    @property
+    def has_hooks(self) -> bool:
+        return bool(self.on_gradient or self.after_gradient)
+
+    def copy_to(self, weight: nn.Parameter) -> None:
+        """Give them to another Parameter."""
+        vars(weight).update(self.attributes)
+        for hook in self.on_gradient:
+            weight.register_hook(hook)
+        for after in self.after_gradient:
+            weight.register_post_accumulate_grad_hook(after)
+
+
+def weight_metadata(weight: nn.Parameter) -> WeightMetadata:
+    """The marks of a weight, without the weight."""
+    attributes = {name: value for name, value in vars(weight).items() if name != _PARAMETER_FLAG}
+    if attributes:  # a fake tensor keeps its state there as well
+        of_torch = vars(weight.detach())
+        attributes = {name: value for name, value in attributes.items() if name not in of_torch}
+    hooks, after = weight._backward_hooks, weight._post_accumulate_grad_hooks
+    return WeightMetadata(attributes, tuple((hooks or {}).values()), tuple((after or {}).values()))
+
+
+def metadata_by_name(module: nn.Module) -> dict[str, WeightMetadata]:
+    """The marks of a module's weights that have any."""
+    found = {name: weight_metadata(weight) for name, weight in module.named_parameters()}
+    return {name: marks for name, marks in found.items() if marks}
+
+
+def restore_metadata(module: nn.Module, marks: dict[str, WeightMetadata]) -> None:
+    """Give a module's weights, which were made anew, what those of the same names had."""
+    for name, of_weight in marks.items():
+        of_weight.copy_to(module.get_parameter(name))

@@ -1,0 +1,152 @@
+"""Where a loss stopped being a number: the inputs, the weights, or the first module whose output is not
+finite.
+
+Asked once, after the fact, by running the same batch again with a hook on every module.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.base.phrases import Phrase, phrase, tr_noop
+from rankdeck.parallel.pytree import call_model, cast_to, map_tensors, tensor_leaves
+from rankdeck.torch_compat.dtensors import local_part
+from rankdeck.training.reporting import logging_disabled
+
+_NAN_TEXTS = {
+    "batch": tr_noop(
+        "The loss became NaN in step {step} on rank {rank}, first seen in the batch itself (input {name})."
+    ),
+    "weights": tr_noop(
+        "The loss became NaN in step {step} on rank {rank}, first seen in the weights already ({name}): an "
+        "update before this step made them so."
+    ),
+    "built": tr_noop(
+        "The loss became NaN in step {step} on rank {rank}, first seen in the weights ({name}): the model "
+        "was built so."
+    ),
+    "forward": tr_noop(
+        "The loss became NaN in step {step} on rank {rank}, first seen in the forward or the loss: the batch "
+        "and this rank's weights are finite."
+    ),
+    "again": tr_noop(
+        "The loss became NaN in step {step} on rank {rank}, first seen in the forward or the loss (running "
+        "the batch again raised {name})."
+    ),
+    "output": tr_noop(
+        "The loss became NaN in step {step} on rank {rank}, first seen in the output of {name}."
+    ),
+    "model": tr_noop(
+        "The loss became NaN in step {step} on rank {rank}, first seen in the output of the model as a whole."
+    ),
+    "loss": tr_noop(
+        "The loss became NaN in step {step} on rank {rank}, first seen in the loss itself: every module's "
+        "output is finite."
+    ),
+}
+_INFINITE_TEXTS = {
+    "batch": tr_noop(
+        "The loss became infinite in step {step} on rank {rank}, first seen in the batch itself (input "
+        "{name})."
+    ),
+    "weights": tr_noop(
+        "The loss became infinite in step {step} on rank {rank}, first seen in the weights already "
+        "({name}): an update before this step made them so."
+    ),
+    "built": tr_noop(
+        "The loss became infinite in step {step} on rank {rank}, first seen in the weights ({name}): the "
+        "model was built so."
+    ),
+    "forward": tr_noop(
+        "The loss became infinite in step {step} on rank {rank}, first seen in the forward or the loss: the "
+        "batch and this rank's weights are finite."
+    ),
+    "again": tr_noop(
+        "The loss became infinite in step {step} on rank {rank}, first seen in the forward or the loss "
+        "(running the batch again raised {name})."
+    ),
+    "output": tr_noop(
+        "The loss became infinite in step {step} on rank {rank}, first seen in the output of {name}."
+    ),
+    "model": tr_noop(
+        "The loss became infinite in step {step} on rank {rank}, first seen in the output of the model as a "
+        "whole."
+    ),
+    "loss": tr_noop(
+        "The loss became infinite in step {step} on rank {rank}, first seen in the loss itself: every "
+        "module's output is finite."
+    ),
+}
+
+
+class NonFiniteOrigin(NamedTuple):
+    """One of the above, and which input, weight, module or exception."""
+
+    kind: str
+    name: str = ""
+
+    def text(self, loss: float, step: int, rank: int) -> Phrase:
+        words = _NAN_TEXTS if math.isnan(loss) else _INFINITE_TEXTS
+        what = "built" if self.kind == "weights" and step == 1 else self.kind
+        return phrase(words[what], step=step, rank=rank, name=self.name)
+
+
+class _NonFiniteFound(Exception):  # noqa: N818 - it ends a forward early and is no error
+    pass
+
+
+def find_non_finite(module: nn.Module, inputs: Any, *, forward_is_local: bool = True) -> NonFiniteOrigin:
+    """The first place where a value is NaN or infinite.
+
+    Where a rank cannot run the forward alone (its weights are shards), only the batch and the rank's own
+    weights are looked at.
+    """
+    for index, tensor in enumerate(tensor_leaves(inputs)):
+        if not _is_finite(tensor):
+            return NonFiniteOrigin("batch", str(index))
+    for name, parameter in module.named_parameters():
+        if not _is_finite(local_part(parameter)):
+            return NonFiniteOrigin("weights", name)
+    if not forward_is_local:
+        return NonFiniteOrigin("forward")
+    return _find_in_forward(module, _to_module(inputs, module))
+
+
+def _to_module(inputs: Any, module: nn.Module) -> Any:
+    """The loader's batch on the module's device and in its precision."""
+    weight = next(module.parameters())
+    return map_tensors(cast_to(inputs, weight.dtype), lambda tensor: tensor.to(weight.device))
+
+
+def _find_in_forward(module: nn.Module, inputs: Any) -> NonFiniteOrigin:
+    place: list[str] = []
+
+    def hook(name: str) -> Any:
+        def look(_module: nn.Module, _args: Any, output: Any) -> None:
+            if not all(_is_finite(tensor) for tensor in tensor_leaves(output)):
+                place.append(name)
+                raise _NonFiniteFound
+
+        return look
+
+    # A module's hook runs after those of the modules inside it, so the innermost place is found first.
+    handles = [child.register_forward_hook(hook(name)) for name, child in module.named_modules()]
+    try:
+        with torch.no_grad(), logging_disabled():
+            call_model(module, inputs)
+    except _NonFiniteFound:
+        return NonFiniteOrigin("output", place[0]) if place[0] else NonFiniteOrigin("model")
+    except Exception as error:  # the loss is what the person must hear of, not this
+        return NonFiniteOrigin("again", type(error).__name__)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return NonFiniteOrigin("loss")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

@@ -1,0 +1,118 @@
+"""Where a run does not end with the weights of one device: told before its first step, and in plans.
+
+Devices and microbatches see a part of what one device sees at once. Sums of losses and gradients do not mind.
+What looks across samples does: a batch norm's statistics, a router's balance inside a loss; and so does what
+draws random numbers. "One device" cuts the batch into as many parts (train.accumulate). Read assembly.py
+before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import phrase
+from rankdeck.config import RunConfig
+from rankdeck.strategies.base import Strategy
+from rankdeck.torch_compat.modules import BatchNorm, Dropout
+from rankdeck.training.workload import Workload
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Put the model in training mode, and say whether a batch norm normalises over the batch then: one that
+    is frozen stays in eval mode, and has statistics."""
+    model.train()
+    return any(
+        isinstance(module, BatchNorm) and (module.training or module.running_mean is None)
+        for module in model.modules()
+    )
+
+
+@dataclass(frozen=True)
+class ModelTraits:
+    """What of a model depends on how batches are cut."""
+
+    has_batch_norm: bool = False
+    has_dropout: bool = False
+
+
+def model_traits(model: nn.Module) -> ModelTraits:
+    return ModelTraits(has_batch_norm(model), any(map(_has_dropout, model.modules())))
+
+
+def _has_dropout(module: nn.Module) -> bool:
+    """A dropout of torch's, or a module that keeps a rate by a name like attention_dropout or drop_prob."""
+    if isinstance(module, Dropout):
+        return module.p > 0
+    rates = (value for name, value in vars(module).items() if "drop" in name and isinstance(value, float))
+    return any(rate > 0 for rate in rates)
+
+
+def find_parity_notes(workload: Workload, strategy: Strategy, traits: ModelTraits) -> list[Problem]:
+    """What is known as soon as the model is built."""
+    if strategy.owns_optimizer_step:  # stale weights are no single device's in any case
+        return []
+    found = []
+    is_joint = getattr(strategy.options, "sync_batchnorm", False)
+    if traits.has_batch_norm and _is_batch_split(strategy) and not is_joint:
+        part_batch = strategy.setup.microstep_samples
+        num = strategy.min_forward_samples(part_batch // strategy.data_shard()[1])
+        found.append(batch_norm_note(workload.config, num, part_batch))
+    num_devices = len(strategy.setup.devices) * strategy.setup.world_size
+    in_turn = workload.config.strategy_spec.planning.is_sequential and strategy.setup.is_rehearsal
+    if traits.has_dropout and num_devices > 1 and not in_turn:
+        found.append(dropout_note())
+    return found
+
+
+def dropout_note() -> Problem:
+    """The note of a run whose devices draw random numbers of their own."""
+    return Problem(
+        "dropout-differs",
+        phrase("Dropout draws numbers of its own on each device: the run ends with other weights than one."),
+        advice=phrase("Training is as good. Set dropout to 0 to compare strategies number by number."),
+        severity="info",
+    )
+
+
+def loss_note(workload: Workload, strategy: Strategy) -> Problem | None:
+    """What only steps show."""
+    trouble = workload.loss.mismatch()
+    if trouble is None or (workload.config.train.accumulate == 1 and not _is_batch_split(strategy)):
+        return None
+    return Problem(
+        "loss-differs",
+        trouble,
+        path="loss.use",
+        advice=phrase(
+            "Switch that part of the loss off, or give the output a `count`, to compare number by number."
+        ),
+        severity="info",
+    )
+
+
+def _is_batch_split(strategy: Strategy) -> bool:
+    """Whether one forward sees fewer samples than one device's would."""
+    part_batch = strategy.setup.microstep_samples
+    return strategy.min_forward_samples(part_batch // strategy.data_shard()[1]) < part_batch
+
+
+def batch_norm_note(config: RunConfig, num: int, part_batch: int) -> Problem:
+    """The note of a run whose batch norms see `num` of `part_batch` samples at a time."""
+    has_option = "sync_batchnorm" in config.strategy_spec.options.model_fields
+    return Problem(
+        "batch-norm-differs",
+        phrase(
+            "Batch norms normalise over {num} samples at a time, where one device takes {part_batch}: the "
+            "run ends with other weights than one device.",
+            num=num,
+            part_batch=part_batch,
+        ),
+        path="strategy.sync_batchnorm" if has_option else "strategy.use",
+        advice=phrase("Set strategy.sync_batchnorm = true.")
+        if has_option
+        else phrase('Use strategy.use = "ddp" or "fsdp" with sync_batchnorm = true, or "model".'),
+        severity="info",
+    )
