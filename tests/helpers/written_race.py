@@ -12,7 +12,7 @@ from rankdeck.launch import guard
 from rankdeck.run import race as races
 from rankdeck.run.race import EntryMeasurement, ExcludedStrategy, Race, RaceEntry, write_race
 from rankdeck.run.race_verdicts import judge
-from rankdeck.run_dir import RaceDir, create_race
+from rankdeck.run_dir import RaceDir, RunDir, add_to_index, create_race
 from tests.helpers.racing import plan_line
 
 STEPS = 25
@@ -91,6 +91,7 @@ class WrittenRace:
     def write(self, *entries: RaceEntry, left_out: Sequence[ExcludedStrategy] = (), **more: Any) -> Race:
         race = judged_race(*entries, left_out=list(left_out), **more)
         write_race(self.folder, race)
+        add_to_index(RunDir(self.folder.path))
         return race
 
     def lose(self) -> None:

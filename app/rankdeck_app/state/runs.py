@@ -25,7 +25,7 @@ from PySide6.QtCore import (
 
 from rankdeck.base.home import state_dir
 from rankdeck.run.row import RunInfo
-from rankdeck.run.row_index import FileStamp, RunRows, read_stamp
+from rankdeck.run.row_index import FileStamp, RunRows, is_unsettled, read_stamp
 from rankdeck.run_dir import Labels, RaceDir, RunDir, list_races, list_runs
 from rankdeck_app.language import tr
 
@@ -278,7 +278,7 @@ class RunScan:
         most: the others are `unread`."""
         index, here = (_mtime_ns(path) for path in (state_dir() / "runs.index", self.folder))
         is_full = is_full_requested or self._num_scans % FULL_SCAN_INTERVAL == 0 or index != self._stamps[0]
-        if is_full or here != self._stamps[1]:
+        if is_full or here != self._stamps[1] or is_unsettled(max(index or 0, here or 0)):
             self._list_runs()
         self._stamps = index, here
         self._num_scans += 1

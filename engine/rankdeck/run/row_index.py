@@ -71,6 +71,11 @@ def read_stamp(run: Path) -> tuple[FileStamp, int]:
     ).digest(), youngest
 
 
+def is_unsettled(changed_ns: int) -> bool:
+    """Whether a change at `changed_ns` (Unix time) is so recent that the next one may have the same time."""
+    return time.time_ns() - changed_ns < _SETTLED_NS
+
+
 def _entry_facts(entry: os.DirEntry[str]) -> tuple[str, int, int, int, int]:
     try:
         stat = entry.stat()
@@ -132,7 +137,7 @@ class RunRows:
         return info
 
     def _store(self, info: RunInfo, stamp: FileStamp, youngest: int) -> None:
-        if info.outcome == "running" or time.time_ns() - youngest < _SETTLED_NS:
+        if info.outcome == "running" or is_unsettled(youngest):
             self._rows.pop(info.path, None)
             return
         self._rows[info.path] = stamp, info

@@ -81,6 +81,15 @@ def test_runs_of_other_folders_are_found_by_the_index(folder: Path, tmp_path: Pa
     assert [info.path for info in RunScan(folder).scan()] == [path]
 
 
+def test_a_run_is_found_whose_folder_was_listed_within_the_same_tick(folder: Path) -> None:
+    scan = RunScan(folder)
+    listed = folder.stat().st_mtime_ns
+    assert scan.scan() == []
+    path = make_run(folder, "late")
+    os.utime(folder, ns=(listed, listed))
+    assert [info.path for info in scan.scan()] == [path]
+
+
 def test_a_finished_run_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(folder, "gpt")
     scan = RunScan(folder)
