@@ -1,7 +1,7 @@
-"""Ready configurations: where they live and what each is for.
+"""Lists the presets: ready configurations, each with a comment that says what one learns from it.
 
-A preset is a TOML file whose leading comment says what one learns from it. In a wheel they lie in
-`rankdeck/_presets`, in a checkout in its `presets` folder. Listing them runs no code and reads no data.
+A preset is a TOML file with a leading comment. The wheel has them in `rankdeck/_presets`, a checkout in
+`presets`. Listing them runs no code and reads no data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Preset:
-    """One preset as a list shows it. `text` is its leading comment, `devices` and `strategy` as written."""
+    """A preset as a list shows it. `text` is its leading comment; `devices` and `strategy` are as written."""
 
     name: str
     title: str
@@ -28,27 +28,26 @@ class Preset:
 
     @property
     def about(self) -> str:
-        """The first paragraph of the comment."""
+        """First paragraph of the comment."""
         return self.text.split("\n\n")[0]
 
     @property
     def lesson(self) -> str:
-        """What one learns from it: the sentence that begins with "Learn from it", without these words."""
-        _, mark, rest = self.text.partition("Learn from it ")
-        sentence = rest.split(". ")[0].rstrip(".") if mark else self.title
-        return sentence.split("\n")[0]
+        """What one learns from the preset: the first sentence of the second paragraph, else the title."""
+        paragraphs = self.text.split("\n\n")
+        return paragraphs[1].split(". ")[0].rstrip(".") if len(paragraphs) > 1 else self.title
 
 
 def presets_folder() -> Path:
-    """The folder of the presets: the wheel's, else the checkout's."""
+    """Return the presets folder of the wheel, else of the checkout."""
     packed = _PACKAGE / "_presets"
     return packed if packed.is_dir() else _PACKAGE.parents[1] / "presets"
 
 
 def list_presets() -> list[Preset]:
-    """Every preset, by name.
+    """Return all presets, sorted by name.
 
-    A file that cannot be read is left out: a list must not fail over one of them.
+    Unreadable files are skipped, so that one bad file does not break the list.
     """
     cards = []
     for path in sorted(presets_folder().glob("*.toml"), key=lambda path: path.stem):
@@ -60,7 +59,7 @@ def list_presets() -> list[Preset]:
 
 
 def find_preset(name: str) -> Path | None:
-    """The file of a preset; None where there is none of this name."""
+    """Return a preset's file; None if no preset has this name."""
     return next((path for path in presets_folder().glob("*.toml") if path.stem == name), None)
 
 
@@ -88,7 +87,7 @@ def _use(tables: Mapping[str, object], section: str, default: str) -> str:
 
 
 def _leading_comment(source: str) -> str:
-    """The comment lines above the first line that is none, joined; an empty comment line parts paragraphs."""
+    """Return the file's leading comment lines, joined; an empty comment line separates paragraphs."""
     lines = []
     for line in source.splitlines():
         if not line.startswith("#"):

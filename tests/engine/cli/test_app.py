@@ -155,7 +155,7 @@ def test_strategies_and_presets_are_listed_with_descriptions() -> None:
     assert code == 0 and all(name in out for name in ("single", "dp", "ddp", "parallel_loss"))
     assert "strategy.sync = native (native, " in out
     code, out, _ = run_cli("presets")
-    assert code == 0 and "gpt-dp-parallel-loss" in out and "Learn from it" in out
+    assert code == 0 and "gpt-dp-parallel-loss" in out and "See how much of gpt-dp" in out
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["train", "--help"]])
